@@ -1,6 +1,6 @@
 """How often the interval of a gain covers the truth, and how long it is, with and without variances that methods share.
 
-    python benchmarks/intervals.py [--draws 2000] [--quick | --looks]
+    python benchmarks/intervals.py [--draws 2000] [--quick | --looks | --fixed]
 
 Scores of clients are simulated: a method differs from the baseline by a mean, by an effect of each client, by an effect
 of each seed, and by the sampling error of a client's test samples. Seeds share their clients or have their own, and
@@ -11,6 +11,11 @@ Holm's test, and the length relative to intervals of methods that share nothing.
 With --looks, seeds are added one by one, as by ``pfl compare --until-decided``, and all methods are equal. Prints how
 often one is called better or worse at one of the looks, at 95 % each and at the levels of alpha spending, and how often
 a best method is decided.
+
+With --fixed, a handful of clients are the same under each seed, and the gain of these clients is the truth. Their test
+samples are drawn again for each seed from five times as many, or are the same; half of the samples are always right or
+wrong, whatever the seed. Prints coverage and half-length of the interval for these clients, those of Student's interval
+of the mean gains of seeds, and the half-length for clients like these.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pflcli.evaluation.metrics import gains
+from pflcli.evaluation.metrics import fixed_clients, gains
 from pflcli.evaluation.metrics.looks import Looks
 
 
@@ -132,6 +137,47 @@ def print_looks(draws: int) -> None:
             print(methods, clients, f"{first} to {most}", *rates, sep=",", flush=True)
 
 
+def draw_fixed(
+    rng: np.random.Generator, clients: int, seeds: int, samples: int, of_seeds: float, *, same_samples: bool
+) -> tuple[float, list[tuple[np.ndarray, np.ndarray, np.ndarray]]]:
+    """Return the mean gain of some clients, and for each seed the differences, clients and ids of their samples."""
+    shape, differing = (clients, 5 * samples), 0.3
+    gain = 0.05 + 0.1 * rng.normal(size=clients)
+    once, is_kept, found = rng.random(shape), rng.random(shape) < 0.5, []
+    split = rng.random(shape).argsort(axis=1)[:, :samples]
+    for _ in range(seeds):
+        if not same_samples:
+            split = rng.random(shape).argsort(axis=1)[:, :samples]
+        drawn = np.where(is_kept, once, rng.random(shape))
+        of_seed = of_seeds * rng.normal()
+        better = np.clip((differing + gain + of_seed) / 2, 0, differing)[:, None]
+        difference = np.where(drawn < better, 1.0, np.where(drawn < differing, -1.0, 0.0))
+        numbers = np.arange(clients)[:, None]
+        ids = numbers * shape[1] + split
+        found.append((difference[numbers, split].ravel(), np.repeat(np.arange(clients), samples), ids.ravel()))
+    return float(np.clip(gain, -differing, differing).mean()), found
+
+
+def print_fixed(draws: int) -> None:
+    """Print a row for each simulated comparison of fixed clients."""
+    print("clients,seeds,samples,of_seeds,same_samples,these,half,student,half_student,half_like_these")
+    for clients, seeds in itertools.product((4, 8), (2, 3, 10)):
+        for samples, of_seeds, same in itertools.product((20, 100), (0.0, 0.03), (True, False)):
+            rng, hits, halves = np.random.default_rng(0), np.zeros((draws, 2), bool), np.zeros((draws, 3))
+            for number in range(draws):
+                truth, drawn = draw_fixed(rng, clients, seeds, samples, of_seeds, same_samples=same)
+                by_client = [np.bincount(who, weights=each) / samples for each, who, _ in drawn]
+                alike = gains.mean_gain(by_client, [np.ones(clients)] * seeds, [np.arange(clients)] * seeds)
+                simple = gains.mean_difference([float(each.mean()) for each in by_client])
+                these = fixed_clients.mean_gain(*zip(*drawn, strict=True))
+                low, high = zip(*(estimate.interval for estimate in (these, simple, alike)), strict=True)
+                hits[number] = (np.asarray(low) <= truth)[:2] & (truth <= np.asarray(high))[:2]
+                halves[number] = 50 * np.subtract(high, low)
+            (own, student), half = hits.mean(axis=0), np.median(halves, axis=0)
+            numbers = f"{own:.3f},{half[0]:.1f},{student:.3f},{half[1]:.1f},{half[2]:.1f}"
+            print(clients, seeds, samples, of_seeds, same, numbers, sep=",", flush=True)
+
+
 def cases(quick: bool) -> list[Case]:
     """Return the simulated comparisons."""
     sizes = [(5, 3)] if quick else [*itertools.product((3, 5, 11), (3, 5, 10))]
@@ -157,7 +203,11 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=2000)
     parser.add_argument("--quick", action="store_true", help="five methods, three seeds")
     parser.add_argument("--looks", action="store_true", help="seeds that are added until a best method is decided")
+    parser.add_argument("--fixed", action="store_true", help="the interval for the clients of a table themselves")
     arguments = parser.parse_args()
+    if arguments.fixed:
+        print_fixed(arguments.draws)
+        return
     if arguments.looks:
         print_looks(arguments.draws)
         return

@@ -18,16 +18,20 @@ from pflcli.core.errors import GoneError
 from pflcli.core.metrics import catalogue
 from pflcli.core.metrics.metric import Metric
 from pflcli.evaluation import client_identity, convergence, round_costs
-from pflcli.evaluation.metrics import gains
+from pflcli.evaluation.metrics import fixed_clients, gains
 from pflcli.evaluation.metrics.conformal import ClientSets
+from pflcli.evaluation.metrics.gains import Estimate
 from pflcli.evaluation.presentation.conclusion import MAX_NAMED
 
 Array = NDArray[Any]
 
-STATISTICS = 6
+_SPREAD = ("standard_error", "degrees_of_freedom")
+
+STATISTICS = 7
 """Version of the statistics in a row, part of each request for a table: version 1 had bootstrap intervals, version 2
 did not count methods that tie with the baseline on every client, in version 3 each method had its own variance of
-seeds, in version 4 intervals were those of each gain alone, version 5 counted the costs of rounds after the best."""
+seeds, in version 4 intervals were those of each gain alone, version 5 counted the costs of rounds after the best,
+version 6 had no intervals for the clients themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,12 +279,9 @@ def _add_gain(
         clients_of = [identities[item.seed][chosen] for item, chosen in zip(items, tested, strict=True)]
         estimate = gains.mean_gain(gain, weight, clients_of, items[0].seed_variance)
         if estimate is not None:
-            beside |= {
-                "interval": [*estimate.interval],
-                "standard_error": estimate.error,
-                "degrees_of_freedom": estimate.freedom,
-                "p": estimate.p,
-            }
+            others = [item.baseline_right for item in items if item.baseline_right is not None]
+            beside |= describe_estimate(estimate, items, others, identities, items[0].seed_variance)
+            beside["p"] = estimate.p
     elif not all(item.right is item.baseline_right for item in items):  # a tie is a comparison with a gain of 0
         beside |= {"interval": [0.0, 0.0], "standard_error": 0.0, "p": 1.0}
     means = [scores.weighted_mean(g, w) for g, w in zip(gain, weight, strict=True)]
@@ -296,6 +297,36 @@ def _add_gain(
         exceeds = bool(np.mean(shares) > high)
         chance: dict[str, Any] = {"by_chance": by_chance, "by_chance_high": high, "exceeds_chance": exceeds}
         metrics.add(name, count, shares, **of, **({} if items[0].is_reference else chance))
+
+
+def describe_estimate(
+    estimate: Estimate,
+    items: Sequence[ScoredPredictions],
+    others: Sequence[NDArray[np.bool_]],
+    identities: Mapping[int, NDArray[np.str_]],
+    variance: float | None,
+) -> dict[str, Any]:
+    """Return the interval of a mean gain and its spread, with ``many_seeds`` too and for ``these_clients``.
+
+    The last is there for few clients that are the same under each seed. It is unknown with a single seed, and for
+    metrics but accuracy. ``others`` says of each sample (n,), by run, whether the other method is right. ``variance``
+    is the one over seeds that all methods share.
+    """
+    record: dict[str, Any] = {"interval": [*estimate.interval]}
+    record |= dict(zip(_SPREAD, (estimate.error, estimate.freedom), strict=True))
+    if estimate.many_seeds is not None:
+        record["many_seeds"] = dict(zip(_SPREAD, estimate.many_seeds, strict=True))
+    names = [np.unique(identities[item.seed][item.n > 0]) for item in items]
+    if len(names[0]) > fixed_clients.MAX_FIXED or not all(np.array_equal(names[0], each) for each in names[1:]):
+        return record
+    record["these_clients"] = {"clients": len(names[0])}
+    if len(items) > 1 and items[0].metric_names[0] == "accuracy":
+        differences = [item.right.astype(float) - other for item, other in zip(items, others, strict=True)]
+        clients = [np.repeat(np.searchsorted(names[0], identities[item.seed]), item.n) for item in items]
+        fixed = fixed_clients.mean_gain(differences, clients, [item.answers.sample for item in items], variance)
+        if fixed is not None:
+            record["these_clients"] |= dict(zip(_SPREAD, (fixed.error, fixed.freedom), strict=True))
+    return record
 
 
 def _count_differing(item: ScoredPredictions) -> NDArray[np.int64]:

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from pflcli.core import scores
 from pflcli.core.metrics import catalogue
 from pflcli.evaluation.metrics import gains
-from pflcli.evaluation.metrics.gains import Estimate
-from pflcli.evaluation.presentation.conclusion import ALONE, is_compared
-from pflcli.evaluation.summary import ScoredPredictions
+from pflcli.evaluation.presentation.conclusion import ALONE, is_compared, set_intervals
+from pflcli.evaluation.summary import ScoredPredictions, describe_estimate
 
 
 def add_gains(
@@ -46,17 +45,15 @@ def add_gains(
         label = row["label"]
         if label in chosen or (row.get("reference") and label != baseline):
             continue
-        found = dict[str, Estimate]()
+        found = dict[str, dict[str, Any]]()
         for other in chosen:
             variance = None if shared is None else shared.of_difference(label, other)
-            estimate = _estimate(groups[label], groups[other], identities[label], variance)
-            if estimate is not None:
-                found[other] = estimate
+            record = _estimate(groups[label], groups[other], identities[label], variance)
+            if record is not None:
+                found[other] = {"label": other, **record}
         if len(found) == len(chosen) > 0:
-            least = min(found, key=lambda other: found[other].mean)
-            interval = np.asarray(found[least].interval_at(confidence))
-            interval = np.clip(interval, -1, 1) if fraction else interval
-            row["over_alone"] = {"label": least, "value": found[least].mean, "interval": interval.tolist()}
+            row["over_alone"] = min(found.values(), key=lambda record: record["value"])
+            set_intervals(row["over_alone"], confidence, is_fraction=fraction)
 
 
 def choose(groups: Mapping[str, Sequence[ScoredPredictions]]) -> list[str]:
@@ -83,12 +80,12 @@ def _estimate(
     others: Sequence[ScoredPredictions],
     identities: Mapping[int, NDArray[np.str_]],
     variance: float | None,
-) -> Estimate | None:
+) -> dict[str, Any] | None:
     """Estimate the mean gain of one method over another, paired by client; None without the same seeds and samples."""
     sign, by_seed = catalogue.METRICS[items[0].metric_names[0]].sign, {item.seed: item for item in others}
     if {item.seed for item in items} != {*by_seed}:
         return None
-    gain, weight, clients = [], [], []
+    gain, weight, clients, right = [], [], [], []
     for item in items:
         other = by_seed[item.seed]
         if not np.array_equal(item.n, other.n) or not np.array_equal(item.answers.y, other.answers.y):
@@ -100,4 +97,8 @@ def _estimate(
         gain.append(difference[known])
         weight.append(item.n[known].astype(float))
         clients.append(identities[item.seed][known])
-    return gains.mean_gain(gain, weight, clients, variance)
+        right.append(other.right)
+    estimate = gains.mean_gain(gain, weight, clients, variance)
+    if estimate is None:
+        return None
+    return {"value": estimate.mean, **describe_estimate(estimate, items, right, identities, variance)}

@@ -54,9 +54,9 @@ def test_table_has_the_conclusion_and_the_notes_of_compare(shown, small, tmp_pat
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         frame = table(runs)
-    decision, clients, *_ = frame.attrs["conclusion"]
+    decision, scope, clients, *_ = frame.attrs["conclusion"]
     assert decision.partition(" (Training")[0] == stored["conclusion"]["sentence"].partition(" (Training")[0]
-    assert clients == stored["conclusion"]["clients"]
+    assert [scope, clients] == [stored["conclusion"]["scope"], stored["conclusion"]["clients"]]
     assert {str(warning.message) for warning in caught} == {*stored["warnings"]}
     assert {*frame.attrs["notes"]} <= {*(compared.path / "table.md").read_text().splitlines()}
     assert any(line.startswith("methods learned from training samples") for line in frame.attrs["notes"])

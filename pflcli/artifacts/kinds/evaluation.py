@@ -27,6 +27,13 @@ _COSTS = ("MB", "s", "bytes")
 """Units of metrics that cannot be negative."""
 
 
+class _Spread(TypedDict):
+    clients: NotRequired[int]
+    interval: NotRequired[Annotated[list[float], Len(2, 2)]]
+    standard_error: NotRequired[float]
+    degrees_of_freedom: NotRequired[float]
+
+
 class _Metric(TypedDict):
     value: float | None
     n: NotRequired[int]
@@ -37,6 +44,8 @@ class _Metric(TypedDict):
     interval: NotRequired[Annotated[list[float], Len(2, 2)] | None]
     standard_error: NotRequired[float]
     degrees_of_freedom: NotRequired[float]
+    many_seeds: NotRequired[_Spread]
+    these_clients: NotRequired[_Spread]
     p: NotRequired[float]
     p_corrected: NotRequired[float]
     by_chance: NotRequired[float]
@@ -68,6 +77,7 @@ class _Row(TypedDict):
 
 class _Conclusion(TypedDict):
     sentence: str
+    scope: NotRequired[str]
     clients: NotRequired[str]
     harm: NotRequired[str]
     cost: NotRequired[str]

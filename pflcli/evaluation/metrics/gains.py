@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,8 @@ class Estimate:
     freedom: float
     interval: tuple[float, float]
     p: float
+    many_seeds: tuple[float, float] | None = None
+    """the error that infinitely many seeds would leave, with its degrees of freedom; None if one seed cannot tell"""
 
     @classmethod
     def by_student(cls, mean: float, error: float, freedom: float) -> Estimate:
@@ -131,7 +133,8 @@ def mean_gain(
 
     The squared half-widths of Student's intervals of the two parts add up to that of the interval. It grows
     continuously with O, so that a part of seeds that is estimated as 0 shortens no interval. The share of E was chosen
-    by ``benchmarks/intervals.py``. ``freedom`` is that of Student's t with the same interval.
+    by ``benchmarks/intervals.py``. ``freedom`` is that of Student's t with the same interval. What the seeds have in
+    common is left with infinitely many of them (``many_seeds``).
     """
     seeds = len(gains)
     ids, place = np.unique(np.concatenate(clients), return_inverse=True)
@@ -149,7 +152,7 @@ def mean_gain(
     if effective <= 1 + 1e-9:
         return None
     products = table @ table.T
-    of_clients = float(products.sum()) / seeds**2
+    of_clients = max(0.0, float(products.sum())) / seeds**2  # rounding may leave less than 0
     mean = float(means.mean())
     if seeds == 1:
         return Estimate.by_student(mean, math.sqrt(of_clients), max(1.0, effective - 1))
@@ -166,7 +169,8 @@ def mean_gain(
         freedom_of_seeds += POOL_FREEDOM
         between /= freedom_of_seeds
     of_seeds = max(0.0, (between - (1 - 1 / max(freedom_of_seeds, 2)) * (own - common)) / seeds)
-    return Estimate.by_parts(mean, ((of_clients, freedom_of_clients), (of_seeds, freedom_of_seeds)))
+    estimate = Estimate.by_parts(mean, ((of_clients, freedom_of_clients), (of_seeds, freedom_of_seeds)))
+    return replace(estimate, many_seeds=(math.sqrt(shared_by_seeds), max(1.0, effective - 1)))
 
 
 def mean_difference(differences: Sequence[float]) -> Estimate | None:

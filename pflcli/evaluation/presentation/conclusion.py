@@ -58,6 +58,8 @@ class Conclusion:
 
     sentence: str
     """the decision"""
+    scope: str = ""
+    """below ten clients, the interval of the gain for clients like these and that for these clients"""
     clients: str = ""
     """for whom: how many clients are better and worse off, and which is served worst"""
     harm: str = ""
@@ -101,24 +103,32 @@ class Conclusion:
     @property
     def sentences(self) -> list[str]:
         """The decision first, then for whom, whom it harms, and the cost."""
-        return [text for text in (self.sentence, self.clients, self.harm, self.cost) if text]
+        return [text for text in (self.sentence, self.scope, self.clients, self.harm, self.cost) if text]
 
 
 def judge_gains(rows: Sequence[Mapping[str, Any]], baseline: str | None, level: float = gains.LEVEL) -> None:
     """Give the gains the intervals that decide, in place: together they cover the true gains with this ``level``.
 
     By Bonferroni's correction, each of k gains has an interval and a p-value for an error of (1 - ``level``) / k.
-    References are not compared; their gains have intervals of the same length, but no p-value. Intervals of fractions
-    are cut at -1 and 1.
+    References are not compared; their gains have intervals of the same length, but no p-value.
     """
     compared = [row["metrics"]["gain"] for row in rows if is_compared(row, baseline)]
     for gain in (row["metrics"].get("gain", {}) for row in rows):
-        if "degrees_of_freedom" in gain:
-            estimate = Estimate.by_student(gain["value"], gain["standard_error"], gain["degrees_of_freedom"])
-            interval = estimate.interval_at(1 - (1 - level) / max(1, len(compared)))
-            gain["interval"] = np.clip(interval, -1, 1).tolist() if gain.get("unit") == "fraction" else [*interval]
+        set_intervals(gain, 1 - (1 - level) / max(1, len(compared)), is_fraction=gain.get("unit") == "fraction")
     for gain in compared:
         gain["p_corrected"] = min(1.0, len(compared) * gain["p"])
+
+
+def set_intervals(gain: dict[str, Any], level: float, *, is_fraction: bool) -> None:
+    """Give a gain with a known spread its interval at this ``level``, and those with many seeds and for these clients.
+
+    Intervals of fractions are cut at -1 and 1.
+    """
+    for spread in (gain, gain.get("many_seeds", {}), gain.get("these_clients", {})):
+        if "degrees_of_freedom" in spread:
+            estimate = Estimate.by_student(gain["value"], spread["standard_error"], spread["degrees_of_freedom"])
+            interval = estimate.interval_at(level)
+            spread["interval"] = np.clip(interval, -1, 1).tolist() if is_fraction else [*interval]
 
 
 def is_compared(row: Row, baseline: str | None) -> bool:
@@ -172,6 +182,7 @@ def conclude(
         sentence += f" (Training is not finished: type {spell('rounds', str(unfinished))})"
     return Conclusion(
         sentence=sentence + _propose_seeds(chosen, answer, level, spell),
+        scope="" if answer == UNKNOWN else _describe_scope(chosen, over, entry),
         clients=_describe_clients(chosen, over, entry, is_judged=answer != UNKNOWN),
         harm="" if answer == WORSE else _describe_harm(compared, worse, over, entry),
         cost=_describe_cost(rows, dict.fromkeys((str(chosen["label"]), str(baseline)))),
@@ -316,6 +327,26 @@ def _describe_baseline(rows: Sequence[Row], chosen: Row, baseline: str, metric: 
     )
 
 
+def _describe_scope(row: Row, over: str, entry: Metric) -> str:
+    """Return the gains of a method with both intervals, for clients like these and for these; empty for many."""
+    known = {over: row["metrics"]["gain"], **({"training alone": row["over_alone"]} if "over_alone" in row else {})}
+    fixed = {name: gain["these_clients"] for name, gain in known.items() if "these_clients" in gain}
+    if over not in fixed:
+        return ""
+    alike = [f"{_format_gain({'metrics': {'gain': gain}}, entry)} over {name}" for name, gain in known.items()]
+    own = [
+        f"{tables.format_interval(item['interval'], entry)} over {name}"
+        for name, item in fixed.items()
+        if "interval" in item
+    ]
+    if not own and len(row["seeds"]) == 1:
+        own = ["unknown, as one seed does not show how much training varies"]
+    elif not own:
+        own = ["unknown, as they are computed for accuracy only"]
+    these = f"these {fixed[over]['clients']} clients, with other seeds and splits"
+    return f"For clients like these, {row['label']} has {' and '.join(alike)}. For {these}: {' and '.join(own)}"
+
+
 def _describe_clients(row: Row, over: str, entry: Metric, *, is_judged: bool) -> str:
     """Return how many clients a method serves better and worse than the baseline, and its worst-served client."""
     count, metrics = tables.count_compared_clients(row, entry), row["metrics"]
@@ -368,8 +399,7 @@ def _describe_cost(rows: Sequence[Row], labels: Iterable[str]) -> str:
 def _format_gain(row: Row, entry: Metric) -> str:
     """Return a gain with its interval, signed as in the table."""
     gain = row["metrics"]["gain"]
-    low, high = (f"{entry.scale * bound:+.{entry.digits}f}" for bound in gain["interval"])
-    return f"{_format_number(gain['value'], entry, '+')} [{low}, {high}]"
+    return f"{_format_number(gain['value'], entry, '+')} {tables.format_interval(gain['interval'], entry)}"
 
 
 def _format_number(value: float, entry: Metric, sign: str = "") -> str:
@@ -387,12 +417,14 @@ def _say_seeds(row: Row) -> str:
 def _propose_seeds(row: Row, answer: str, level: float, spell: Callable[[str, str], str]) -> str:
     """Return the seeds to type if there is a single one, or if a gain is not shown and more may show it.
 
-    A higher ``level`` than that of a single look means that ``--until-decided`` adds the seeds.
+    More clients may show it, and no seeds, if the interval that many seeds would leave includes 0. A higher ``level``
+    than that of a single look means that ``--until-decided`` adds the seeds.
     """
     seeds = sorted(row["seeds"])
-    is_open = (answer == NO_GAIN and row["metrics"]["gain"]["value"] > 0) or (
-        answer == NOT_OVER_ALONE and row.get("over_alone", {"value": 0.0})["value"] > 0
-    )
+    undecided = {NO_GAIN: row["metrics"].get("gain"), NOT_OVER_ALONE: row.get("over_alone")}.get(answer)
+    is_open = undecided is not None and undecided["value"] > 0
+    if is_open and undecided.get("many_seeds", {"interval": (1.0,)})["interval"][0] <= 0:
+        return " (More clients may decide it, more seeds cannot: the clients differ too much)"
     if answer == UNKNOWN or level > gains.LEVEL + 1e-9 or not (is_open or len(seeds) == 1):
         return ""
     more = [*seeds, *(seed for seed in range(len(seeds) + 2) if seed not in seeds)][: len(seeds) + 2]

@@ -141,6 +141,21 @@ def _describe_stacks(metrics: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _describe_these_clients(metrics: Mapping[str, Any]) -> list[str]:
+    """Return the intervals of gains for the clients of the table themselves; empty unless these are few."""
+    gains_of = {row["label"]: row["metrics"].get("gain", {}).get("these_clients", {}) for row in metrics["methods"]}
+    fixed = {label: each for label, each in gains_of.items() if "interval" in each}
+    if not fixed:
+        return []
+    accuracy = catalogue.METRICS["accuracy"]
+    known = [f"`{label}` {tables.format_interval(each['interval'], accuracy)}" for label, each in fixed.items()]
+    clients = max(each["clients"] for each in fixed.values())
+    return [
+        f"intervals of the table are for clients like these; for these {clients} clients, with other seeds and splits, "
+        f"they are: {', '.join(known)}"
+    ]
+
+
 def list_notes(metrics: Mapping[str, Any]) -> list[str]:
     """Return the notes below the table of stored ``metrics``, without its conclusion."""
     rows = metrics["methods"]
@@ -169,6 +184,7 @@ def list_notes(metrics: Mapping[str, Any]) -> list[str]:
             f"intervals: those of the {judged} gains cover the true ones with {tables.format_level(metrics)} together "
             "(Bonferroni's correction), so that a gain is shown if its interval excludes 0"
         )
+    lines += _describe_these_clients(metrics)
     if any("interval" in m["metrics"].get("gain", {}) for m in rows) and max(len(m["seeds"]) for m in rows) == 1:
         lines.append(
             "one seed: intervals cover the variation between clients, not between training runs (--seeds 0,1,2)"

@@ -111,6 +111,12 @@ def format_score(score: float | None, metric: Metric) -> str:
     return f"{metric.scale * score:.{metric.digits}f}{' %' if metric.percent else ''}"
 
 
+def format_interval(interval: Sequence[float], metric: Metric) -> str:
+    """Return the interval of a difference, in points where the metric is a fraction."""
+    low, high = (f"{metric.scale * bound:+.{metric.digits}f}" for bound in interval)
+    return f"[{low}, {high}]"
+
+
 def count_clients(method: Mapping[str, Any]) -> int:
     """Return the number of clients with samples per seed, from a method's row in the stored metrics."""
     count: int = method["metrics"].get("accuracy", {"n": 0})["n"]
@@ -141,6 +147,8 @@ def list_numbers(metrics: Mapping[str, Any], columns: Sequence[str] | None = Non
                 row["seeds_to_target"] = metric.get("n")
             if name == "gain":
                 row["gain_low"], row["gain_high"] = metric.get("interval") or (None, None)
+                fixed = metric.get("these_clients", {}).get("interval")
+                row["gain_low_these_clients"], row["gain_high_these_clients"] = fixed or (None, None)
                 row["gain_p"], row["gain_p_corrected"] = metric.get("p"), metric.get("p_corrected")
             if name in catalogue.METRICS and catalogue.METRICS[name].needs:
                 row[f"{name}_clients"] = metric.get("n")
@@ -165,8 +173,7 @@ def _format_cell(entry: Metric, metric: Mapping[str, Any] | None) -> str:
     sign = "+" if name == "gain" and value > 0 else ""
     text = f"{sign}{value:.{digits}f}"
     if name == "gain" and metric.get("interval"):
-        low, high = (bound * scale for bound in metric["interval"])
-        return f"{text} [{low:+.{digits}f}, {high:+.{digits}f}]"
+        return f"{text} {format_interval(metric['interval'], entry)}"
     if "by_chance" in metric:
         return f"{text}{MARK if metric['exceeds_chance'] else ''} ({scale * metric['by_chance']:.1f})"
     # The number of seeds that reached a target is shown here; clients that are left out are counted below the table.

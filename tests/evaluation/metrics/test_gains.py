@@ -203,6 +203,13 @@ def test_intervals_with_a_shared_variance_cover_and_are_shorter():
     assert 0.6 * before < now < 0.75 * before
 
 
+def test_seeds_that_cancel_each_other_on_every_client_have_an_interval():
+    """What seeds have in common is then 0, and a little less by rounding."""
+    gain = np.random.default_rng(1).normal(size=4)
+    found = gains.mean_gain([gain, 2 * gain.mean() - gain], [np.ones(4)] * 2, [np.arange(4)] * 2)
+    assert found.interval == pytest.approx((gain.mean(), gain.mean()), abs=1e-6)
+
+
 def test_mean_gain_of_one_client_has_no_interval():
     assert gains.mean_gain([np.ones(1)] * 3, [np.ones(1)] * 3, [np.zeros(1)] * 3) is None
 
