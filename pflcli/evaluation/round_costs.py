@@ -62,7 +62,7 @@ def measure_time_to_target(artifact: Artifact, target: float) -> dict[str, float
     Raises InputError if a backbone is needed and no longer exists.
     """
     column, rows = read_rounds(artifact)
-    if column == "validation_accuracy" and _adapts(artifact.manifest.request["method"]):
+    if column == "validation_accuracy" and adapts(artifact.manifest.request["method"]):
         return None
     seconds = sent_bytes = 0.0
     for row in rows:
@@ -163,7 +163,7 @@ def read_progress(artifact: Artifact) -> tuple[tuple[list[int], list[float]], li
     return convergence.select_measured(rows, column), convergence.select_measured(rows, "loss")[1]
 
 
-def _adapts(method: str) -> bool:
+def adapts(method: str) -> bool:
     """Whether clients predict with a model other than the global one after the last round."""
     if not registry.exists("methods", method):  # from another version of pfl, or of a user's file
         return False

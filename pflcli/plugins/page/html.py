@@ -21,13 +21,13 @@ from pflcli.core.errors import PflError
 from pflcli.core.metrics import catalogue
 from pflcli.core.wording import counted
 from pflcli.evaluation.charts import vega
-from pflcli.evaluation.compared_runs import Runs
 from pflcli.evaluation.lineage import HEADINGS, Lineage, list_commands
 from pflcli.evaluation.presentation import prediction_sets, tables
 from pflcli.evaluation.presentation.conclusion import DAGGER, Marks, explain_marks
 from pflcli.evaluation.presentation.section import Section as Other
 from pflcli.evaluation.stored_comparison import Comparison
-from pflcli.plugins.page.charts import Chart
+from pflcli.plugins.page.chart import Chart
+from pflcli.plugins.page.runs import Runs
 
 GENERATOR = '<meta name="generator" content="pfl report'
 """The mark at the beginning of every page by which pfl recognizes its own pages."""
@@ -185,7 +185,7 @@ def _render_section(section: Section, number: int, several: bool) -> str:
         f'<div class="answer"><p>{escape(lead)}</p><ul>{points}</ul></div>\n{_render_facts(section)}'
         f"<h3>All methods</h3>\n{_render_tools(comparison, number)}{_render_table(section)}"
         f'<ul class="notes">{notes}</ul>\n{_render_sets(comparison)}'
-        f'<h3>Pictures</h3>\n<div class="pictures">{"".join(_render_figures(section))}</div>\n'
+        f'<h3>Pictures</h3>\n<div class="pictures">{_render_figures(section, number)}</div>\n'
         f"{_render_method_descriptions(comparison)}{_render_commands(section)}{_render_lineage(section.lineage)}</section>\n"
     )
 
@@ -325,22 +325,40 @@ def _sort_key(cell: str) -> str:
     return match[0] if match else ""
 
 
-def _render_figures(section: Section) -> list[str]:
-    figures = []
-    for chart, still in zip(section.charts, section.stills, strict=True):
-        wide = ' class="wide"' if chart.is_wide else ""
-        words = escape(f"{chart.title}. {chart.caption}")
-        chosen = ""
-        if chart.key == "dumbbell":
-            chosen = f"<b>Shown: <span data-shown>{escape(section.comparison.chosen)}</span>.</b> "
-        figures.append(
-            f'<figure{wide} data-chart="{escape(chart.key)}"><h4>{escape(chart.title)}</h4>\n'
-            f"{_open_picture(chart)}"
-            f'<div class="chart" role="img" aria-label="{words}"></div>'
-            f'<img class="still" src="{still}" alt="{words}">{_close_picture(chart)}\n'
-            f"<figcaption>{chosen}{escape(chart.caption)}</figcaption></figure>\n"
-        )
-    return figures
+def _render_figures(section: Section, number: int) -> str:
+    """Return all pictures; of those that the reader chooses among, one is shown at a time, also without a script."""
+    pictures = zip(section.charts, section.stills, strict=True)
+    html = ""
+    for is_choice, group in groupby(pictures, key=lambda pair: bool(pair[0].choice)):
+        figures = [(chart, _render_figure(section, chart, still)) for chart, still in group]
+        html += _render_choice(figures, number) if is_choice else "".join(figure for _, figure in figures)
+    return html
+
+
+def _render_choice(figures: Sequence[tuple[Chart, str]], number: int) -> str:
+    """Return pictures in the same place, with a button for each that shows it."""
+    buttons = "".join(
+        f'<input type="radio" name="axis-{number}" id="{chart.key}-{number}"{" checked" * (not place)}>'
+        f'<label for="{chart.key}-{number}">{escape(chart.choice)}</label>'
+        for place, (chart, _) in enumerate(figures)
+    )
+    bodies = "".join(figure for _, figure in figures)
+    return f'<div class="choice" role="group" aria-label="Accuracy by">{buttons}\n{bodies}</div>\n'
+
+
+def _render_figure(section: Section, chart: Chart, still: str) -> str:
+    wide = ' class="wide"' if chart.is_wide else ""
+    words = escape(f"{chart.title}. {chart.caption}")
+    chosen = ""
+    if chart.key == "dumbbell":
+        chosen = f"<b>Shown: <span data-shown>{escape(section.comparison.chosen)}</span>.</b> "
+    return (
+        f'<figure{wide} data-chart="{escape(chart.key)}"><h4>{escape(chart.title)}</h4>\n'
+        f"{_open_picture(chart)}"
+        f'<div class="chart" role="img" aria-label="{words}"></div>'
+        f'<img class="still" src="{still}" alt="{words}">{_close_picture(chart)}\n'
+        f"<figcaption>{chosen}{escape(chart.caption)}</figcaption></figure>\n"
+    )
 
 
 def _open_picture(chart: Chart) -> str:

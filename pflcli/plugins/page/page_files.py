@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +116,7 @@ def build_files(sections: Sequence[Section], others: Sequence[tuple[str, Other]]
             for name in (coverage.TABLE, coverage.CLIENTS):
                 content[f"{number}-{name}"] = artifact.read(name)
         if section.runs.curves:
-            rows = [[label, *point] for label, curve in section.runs.curves.items() for point in curve.points]
-            content[f"{number}-rounds.csv"] = csv_file.encode(["method", "round", "validation_accuracy"], rows)
+            content[f"{number}-rounds.csv"] = csv_file.encode(_ROUNDS, _list_rounds(section))
     numbers, entries = Counter[str](), dict[str, list[Mapping[str, Any]]]()
     for kind, other in others:
         numbers[kind] += 1
@@ -130,6 +131,19 @@ def build_files(sections: Sequence[Section], others: Sequence[tuple[str, Other]]
     }
     content[_INDEX] = (json.dumps(replace_nonfinite(index), indent=1, allow_nan=False) + "\n").encode()
     return content
+
+
+_ROUNDS = ["method", "round", "validation_accuracy", "test_accuracy", "megabytes", "client_seconds", "reported"]
+
+
+def _list_rounds(section: Section) -> list[list[Any]]:
+    """Return a row for each measured round of each method, and one for the round that it reports."""
+    return [
+        [label, *(None if math.isnan(value) else value for value in astuple(point)), reported]
+        for label, curve in section.runs.curves.items()
+        for reported, points in ((0, curve.points), (1, [curve.end]))
+        for point in points
+    ]
 
 
 def _describe_section(section: Section) -> dict[str, Any]:

@@ -10,13 +10,14 @@ from pflcli.artifacts.open_by_path import open_one
 from pflcli.core import plugins
 from pflcli.core.errors import NotDrawnError, UsageError
 from pflcli.core.wording import listed
-from pflcli.evaluation import compared_runs, lineage
+from pflcli.evaluation import lineage
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.presentation.section import Section
 from pflcli.evaluation.stored_comparison import KINDS, read_comparison
 from pflcli.options.function import command
 from pflcli.plugins.page import charts as page_charts
-from pflcli.plugins.page import html, page_files
+from pflcli.plugins.page import html, page_files, runs
+from pflcli.plugins.page.chart import Chart
 from pflcli.plugins.page.options import OTHERS, Report
 
 
@@ -64,12 +65,12 @@ def report(asked: Report) -> Page:
         require_outside(artifact.path, [out, page_files.data_folder(out)])
     comparisons = [read_comparison(artifact) for artifact in artifacts]
     lineages = [lineage.trace(artifact) for artifact in artifacts]
-    behind = [compared_runs.read(*pair) for pair in zip(comparisons, lineages, strict=True)]
+    behind = [runs.read(*pair) for pair in zip(comparisons, lineages, strict=True)]
     charts = [page_charts.draw(*pair) for pair in zip(comparisons, behind, strict=True)]
     try:
         with reporter.progress("charts", sum(map(len, charts))) as advance:
 
-            def render_still(chart: page_charts.Chart) -> str:
+            def render_still(chart: Chart) -> str:
                 url = page_charts.render_still(chart)
                 advance(1, chart.title)
                 return url

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 from itertools import combinations, pairwise
 
@@ -13,15 +14,15 @@ import synthetic
 
 from helpers import chart_rows as rows
 from pflcli.artifacts.reader import open_artifact
-from pflcli.evaluation import compared_runs, lineage
+from pflcli.evaluation import lineage
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.stored_comparison import metric_value, read_comparison
-from pflcli.plugins.page import charts
+from pflcli.plugins.page import charts, runs
 
 
 def draw_charts(artifact):
     comparison = read_comparison(artifact)
-    charted = charts.draw(comparison, compared_runs.read(comparison, lineage.trace(artifact)))
+    charted = charts.draw(comparison, runs.read(comparison, lineage.trace(artifact)))
     return comparison, {chart.key: chart for chart in charted}
 
 
@@ -40,7 +41,7 @@ def iterate_expressions(node, key=""):
 
 def test_charts_of_a_comparison_contain_its_numbers(compared):
     comparison, charted = draw_charts(open_artifact(compared.path))
-    assert [*charted][:5] == ["ranked", "cost", "dumbbell", "curves", "tuned-0"]
+    assert [*charted][:5] == ["ranked", "cost", "dumbbell", "curves-round", "curves-megabytes"]
     assert "holdings" in charted
     for chart in charted.values():
         assert {"method", "client"} <= {item["name"] for item in chart.spec["params"]}
@@ -61,7 +62,7 @@ def drawn_cost(artifact, megabytes, gains=None):
         row["metrics"]["megabytes"]["value"] = megabytes[place]
         if gains is not None:
             row["metrics"]["gain"] |= {"value": gains[place], "interval": [gains[place] - 0.01, gains[place] + 0.01]}
-    charted = charts.draw(comparison, compared_runs.read(comparison, lineage.trace(artifact)))
+    charted = charts.draw(comparison, runs.read(comparison, lineage.trace(artifact)))
     return next(chart for chart in charted if chart.key == "cost")
 
 
@@ -100,7 +101,7 @@ def test_tuned_options_of_the_same_name_have_a_chart_per_method(tmp_path):
     clients = comparison.clients
     values = clients.tuned["knn-per", "lambda"]
     clients.tuned.update({("ditto", "lambda"): 10 * values})
-    charted = [chart for chart in charts.draw(comparison, compared_runs.Runs()) if chart.key.startswith("tuned")]
+    charted = [chart for chart in charts.draw(comparison, runs.Runs()) if chart.key.startswith("tuned")]
     assert [chart.title for chart in charted] == [
         "Tuned by clients: lambda of knn-per", "Tuned by clients: lambda of ditto",
     ]  # fmt: skip
@@ -190,13 +191,13 @@ def test_methods_that_look_alike_to_colour_blind_eyes_have_other_dashes():
 
 def test_learning_curves_say_on_which_samples_they_are_measured_with_a_band(compared):
     comparison, charted = draw_charts(open_artifact(compared.path))
-    behind = compared_runs.read(comparison, lineage.trace(open_artifact(compared.path)))
+    behind = runs.read(comparison, lineage.trace(open_artifact(compared.path)))
     sizes = behind.validation_samples
     assert sizes > 0
-    curves = charted["curves"]
+    curves = charted["curves-round"]
     assert f"{sizes:,} validation samples" in curves.caption
     assert "standard error" in curves.caption
-    for row in rows(curves.spec):
+    for row in rows({"layer": curves.spec["layer"][:1]}):
         reach = (row["accuracy"] * (1 - row["accuracy"]) / sizes) ** 0.5
         assert row["high"] - row["accuracy"] == pytest.approx(min(reach, 1 - row["accuracy"]), abs=2e-4)
         assert row["accuracy"] - row["low"] == pytest.approx(min(reach, row["accuracy"]), abs=2e-4)
@@ -206,12 +207,9 @@ def test_learning_curves_name_the_methods_whose_clients_chose_by_the_same_sample
     artifact = synthetic.write_comparison(tmp_path / "c", ["fedavg", "ditto", "knn-per"], ["a", "b", "c"])
     comparison = read_comparison(artifact)
     comparison.clients.tuned.update({("ditto", "lambda"): comparison.clients.tuned["knn-per", "lambda"]})
-    points = [(1, 0.5), (2, 0.6)]
-    curves = {
-        "fedavg": compared_runs.Curve(points, is_personal=False),
-        "ditto": compared_runs.Curve(points, is_personal=True),
-    }
-    [chart] = [chart for chart in charts.draw(comparison, compared_runs.Runs(curves)) if chart.key == "curves"]
+    points = [runs.Point(number, 0.5 + 0.1 * number, math.nan, number, number) for number in (1, 2)]
+    curves = dict.fromkeys(("fedavg", "ditto"), runs.Curve(points, points[-1]))
+    [chart] = [chart for chart in charts.draw(comparison, runs.Runs(curves)) if chart.key == "curves-round"]
     assert "ditto (lambda)" in chart.caption
     assert "knn-per (" not in chart.caption  # it has no rounds
     assert "standard error" not in chart.caption  # the number of samples is unknown

@@ -11,7 +11,7 @@ import synthetic
 
 from pflcli.artifacts.reader import open_artifact
 from pflcli.core.errors import InputError
-from pflcli.evaluation import compared_runs, lineage
+from pflcli.evaluation import lineage
 from pflcli.evaluation.stored_comparison import (
     MAX_DRAWN,
     Clients,
@@ -20,6 +20,7 @@ from pflcli.evaluation.stored_comparison import (
     _read_clients,
     read_comparison,
 )
+from pflcli.plugins.page import runs
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -77,7 +78,7 @@ def test_clients_of_the_same_name_are_kept_apart(tmp_path):
 def test_artifacts_of_old_schema_versions_can_be_shown(at, kind):
     comparison = read_comparison(open_artifact(at / kind))
     assert comparison.answer[0].startswith(("No gain", "best", "no ", "all ", *comparison.methods))
-    compared_runs.read(comparison, lineage.trace(comparison.artifact))
+    runs.read(comparison, lineage.trace(comparison.artifact))
 
 
 def test_unknown_metric_is_reported_as_from_a_newer_version():
@@ -87,9 +88,9 @@ def test_unknown_metric_is_reported_as_from_a_newer_version():
 
 def test_runs_add_curves_holdings_and_relations(compared):
     comparison = read_comparison(open_artifact(compared.path))
-    added = compared_runs.read(comparison, lineage.trace(comparison.artifact))
+    added = runs.read(comparison, lineage.trace(comparison.artifact))
     assert {*added.curves} >= {"fedavg", "panm"}
-    assert [number for number, _ in added.curves["fedavg"].points] == [1, 2, 3]
+    assert [point.round for point in added.curves["fedavg"].points] == [1, 2, 3]
     assert added.holdings.counts.sum() > 0
     assert {*added.holdings.clients} >= {*comparison.clients.names}
     assert "panm" in {relation.method for relation in added.relations}
@@ -114,6 +115,6 @@ def test_client_numbers_belong_to_their_seed():
     clients = Clients([*"abcd"], keys, np.ones(4), {}, baseline, lower_is_better=False, tuned={})
     metrics = {"methods": [{"label": "fedavg", "seeds": [0, 1]}]}
     comparison = Comparison(None, metrics, clients)
-    assert list(compared_runs._number_clients(comparison, 0).items()) == [(1, 1), (0, 0)]
-    assert list(compared_runs._number_clients(comparison, 1).items()) == [(1, 3), (0, 2)]
-    assert compared_runs._number_clients(comparison, 7) == compared_runs._number_clients(comparison, 0)
+    assert list(runs._number_clients(comparison, 0).items()) == [(1, 1), (0, 0)]
+    assert list(runs._number_clients(comparison, 1).items()) == [(1, 3), (0, 2)]
+    assert runs._number_clients(comparison, 7) == runs._number_clients(comparison, 0)

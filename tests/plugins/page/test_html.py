@@ -15,12 +15,11 @@ import synthetic
 from helpers import chart_rows
 from pflcli.artifacts.kinds import evaluation
 from pflcli.artifacts.reader import open_artifact
-from pflcli.evaluation import compared_runs
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.lineage import trace
 from pflcli.evaluation.presentation.conclusion import DAGGER, Marks
 from pflcli.evaluation.stored_comparison import read_comparison
-from pflcli.plugins.page import html
+from pflcli.plugins.page import html, runs
 from pflcli.plugins.page.report import report
 
 
@@ -155,7 +154,7 @@ def test_counts_of_methods_and_clients_agree_and_methods_that_were_left_out_are_
     comparison = read_comparison(artifact)
     references = sum(bool(row.get("reference")) for row in comparison.rows)
     comparison.metrics["left_out"] = {"fedper": "fedper needs a head", "fedrep": "fedrep needs a head"}
-    section = html.Section(comparison, [], [], trace(artifact), compared_runs.Runs())
+    section = html.Section(comparison, [], [], trace(artifact), runs.Runs())
     text = unescape(html._render_section(section, 0, several=False))
     facts = dict(re.findall(r"<li>(\w+(?: \w+)?) <b>(.*?)</b>", text))
     assert facts["methods"] == f"{len(comparison.rows) - references - 1} and the baseline"

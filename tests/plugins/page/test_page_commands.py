@@ -14,8 +14,9 @@ from pflcli.commands.evaluate import evaluate
 from pflcli.commands.import_data import import_data
 from pflcli.commands.new_client import new_client
 from pflcli.commands.partition import partition
-from pflcli.evaluation import compared_runs, lineage
+from pflcli.evaluation import lineage
 from pflcli.evaluation.stored_comparison import read_comparison
+from pflcli.plugins.page import runs
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def test_page_commands_start_at_the_import_or_name_missing_data(run_page_command
     shutil.rmtree(at / "data")
     history = lineage.trace(open_artifact(comparison))
     assert lineage.list_commands(history)[0].startswith("pfl partition runs/data -o runs/p ")
-    assert not compared_runs.read(read_comparison(open_artifact(comparison)), history).remarks
+    assert not runs.read(read_comparison(open_artifact(comparison)), history).remarks
 
 
 def test_page_commands_include_new_client(small, tmp_path):
