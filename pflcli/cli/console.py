@@ -152,13 +152,14 @@ def artifact(item: Artifact, *, to_stderr: bool) -> bool:
 def trials(artifact: Artifact, *, to_stderr: bool) -> None:
     """Print the trials of a tuning, the best one first."""
     from pflcli.artifacts.kinds import tuning
+    from pflcli.evaluation.presentation import notes
     from pflcli.workflow.tuning.trials import readable
 
     record = tuning.read(artifact)
     table(*readable(record), to_stderr=to_stderr)
     values = record["trials"][record["best"] - 1]["values"]
     for key, side in record.get("borders", {}).items():
-        sentence(tuning.describe_border(key, values[key], side))
+        sentence(notes.describe_border(key, values[key], side))
 
 
 def sentence(text: str, stream: TextIO | None = None) -> None:

@@ -13,7 +13,7 @@ from pflcli.artifacts import initial_weights as initial
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts import placement
 from pflcli.artifacts.decision import Decision, require_folder, require_outside
-from pflcli.artifacts.kinds import LINEAGE, tuning
+from pflcli.artifacts.kinds import LINEAGE
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
@@ -32,6 +32,7 @@ from pflcli.core.federation.run import LINKS
 from pflcli.core.metrics import catalogue
 from pflcli.core.reporter import SILENT
 from pflcli.core.settings import TRAINING, Settings, changed
+from pflcli.evaluation.presentation import notes
 from pflcli.options.function import command
 from pflcli.options.tune import Tune
 from pflcli.workflow.admission import private_rounds
@@ -264,7 +265,7 @@ class _Trials:
         trials.write(work, self.out / trials.NAME, self.search_space, done, best, self.metric, *self.fixed_values)
         execution.reporter.say(f"best: {describe(best.point)}, {trials.describe_score(self.metric, best.score)}")
         for key, side in trials.find_borders(self.search_space, done, best).items():
-            execution.reporter.say(tuning.describe_border(key, best.point[key], side))
+            execution.reporter.say(notes.describe_border(key, best.point[key], side))
         summary = {
             "trials": len(done),
             "failed": sum(item.score is None for item in done),

@@ -38,6 +38,7 @@ PERSONAL_MODELS = "local"
 PAPER = "FedALA"
 YEAR = 2023
 TASKS = ("any",)
+GRID = {"eta": (0.1, 1.0)}
 
 State = dict[str, Any]
 

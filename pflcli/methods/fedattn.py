@@ -49,6 +49,7 @@ PAPER = "FedAttn"
 YEAR = 2022
 TASKS = ("any",)
 RECORDS = ("history",)
+GRID = {"server_lr": (0.003, 0.01, 0.03)}
 
 State = dict[str, Any]
 FindNeighbours = Callable[[Run, State, NDArray[np.int64]], Neighbourhood]

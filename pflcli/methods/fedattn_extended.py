@@ -39,6 +39,7 @@ YEAR = 2022
 EXTENDS = "fedattn"
 TASKS = ("any",)
 RECORDS = ("history",)
+GRID = {"server_lr": (0.003, 0.01, 0.03)}
 
 State = dict[str, Any]
 

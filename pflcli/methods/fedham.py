@@ -56,6 +56,7 @@ CHOOSES_IN_ROUNDS = "the share of its own model"
 YEAR = 2023
 TASKS = ("any",)
 RECORDS = ("attention", "history")
+GRID = {"ham_lr": (0.003, 0.01, 0.03)}
 
 _MAX_ROUNDS_WITHOUT_GAIN = 5
 """Number of rounds without a lower training loss that ends the warm-up, unless its length is given."""

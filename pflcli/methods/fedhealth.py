@@ -47,6 +47,7 @@ SENDS_MORE = "samples"
 PAPER = "FedHealth"
 YEAR = 2020
 TASKS = ("any",)
+GRID = {"lr": (0.0, 0.01, 0.1)}
 
 State = dict[str, Any]
 

@@ -41,7 +41,7 @@ ADAPTS = True
 PAPER = "pFedMe"
 YEAR = 2020
 TASKS = ("any",)
-GRID = {"lam": (0.1, 0.5, 1.0, 5.0)}
+GRID = {"lam": (0.1, 0.5, 1.0, 5.0), "inner_lr": (0.01, 0.05, 0.1)}
 
 State = dict[str, Params]
 

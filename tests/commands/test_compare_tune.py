@@ -112,10 +112,22 @@ def test_backbone_is_trained_with_the_best_settings_of_fedavg(tuned_comparison):
 def test_table_and_files_record_the_tuning(tuned_comparison):
     assert manifest(tuned_comparison / "comparison").request["tune"] == {"trials": 2, "seed": 0}
     record = evaluation.read(open_artifact(tuned_comparison / "comparison"))["tune"]
-    assert record["methods"] == {
-        name: {"trials": 2, "grid": size, "values": find_best_trial(tuned_comparison, name)[0]}
-        for name, size in (("fedavg", 4), ("ditto", 16), ("knn-per", 8))
+    borders = {
+        name: tuning.read(open_artifact(tuned_comparison / "tune" / name / "tuning"))["borders"] for name in METHODS
     }
+    assert record["methods"] == {
+        name: {
+            **{"trials": 2, "grid": size, "values": find_best_trial(tuned_comparison, name)[0]},
+            **({"borders": borders[name]} if borders[name] else {}),
+        }
+        for name, size in (("fedavg", 4), ("ditto", 48), ("knn-per", 8))
+    }
+    notes = (tuned_comparison / "comparison" / "table.md").read_text().splitlines()
+    for name, sides in borders.items():
+        for key, side in sides.items():
+            value = find_best_trial(tuned_comparison, name)[0][key]
+            assert [line for line in notes if line.startswith(f"{name}: {key}={value} is the {side} value tried")]
+    assert any(borders.values())
     (line,) = [
         text for text in (tuned_comparison / "comparison" / "table.md").read_text().splitlines() if "tuned" in text
     ]
@@ -286,7 +298,7 @@ def test_table_says_when_a_method_has_nothing_to_tune(writers_partition, tmp_pat
 
 
 def test_training_settings_of_fedavg_apply_only_to_the_backbone(writers_partition, tmp_path):
-    options = {"fedavg": {"steps": "2", "lr": "0.3"}, "ditto": {"lam": "0.5", "training.lr": "0.03"}}
+    options = {"fedavg": {"steps": "2", "lr": "0.3"}, "ditto": {"lam": "0.5", "lr": "0", "training.lr": "0.03"}}
     few = {**FEW, "epochs": 2}
     run(
         writers_partition,

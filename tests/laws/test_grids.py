@@ -1,4 +1,4 @@
-"""The grid of every method for tuning has valid values of its options, its defaults among them."""
+"""The grid of every method for tuning has valid values of its options, its defaults and learning rates among them."""
 
 from __future__ import annotations
 
@@ -21,3 +21,23 @@ def test_method_grid_contains_the_defaults_and_only_valid_points(name):
         config.build(algorithm.Config, options, name)
         config.build(Settings, settings, name)
     assert {*algorithm.GRID} <= {axis.key for axis in searched.axes}
+
+
+UNSEARCHED = {
+    ("apfl", "alpha_lr"): "without effect unless clients learn their shares",
+    ("pfedme", "lr"): "0 uses the setting, which trains nothing else and is searched",
+    ("fedavg", "server_lr"): "of server optimizers, which are chosen by name; that of FedAvg is 1",
+    ("fedprox", "server_lr"): "of server optimizers, which are chosen by name; that of FedProx is 1",
+}
+
+
+@pytest.mark.parametrize("name", registry.names("methods"))
+def test_method_searches_every_learning_rate_of_its_own(name):
+    """Of heads, personal steps, attention and servers; that of training is searched for all methods that train."""
+    algorithm = methods.load(name)
+    rates = {key for key in config.plain(algorithm.Config()) if key == "lr" or key.endswith("_lr")}
+    unsearched = {key for method, key in UNSEARCHED if method == name}
+    assert unsearched <= rates
+    assert rates - unsearched <= {axis.key for axis in search_space(name, None, {}, {}, "grid").axes}
+    if algorithm.has_rounds:
+        assert "training.lr" in {axis.key for axis in search_space(name, None, {}, {}, "grid").axes}

@@ -111,6 +111,7 @@ class _TunedMethod(TypedDict):
     grid: int
     values: dict[str, Any]
     problem: NotRequired[str]
+    borders: NotRequired[dict[str, str]]
 
 
 class _Tune(TypedDict):

@@ -14,7 +14,6 @@ from typing_extensions import TypedDict
 from pflcli.artifacts.kinds import describe_count, describe_name, describe_percent
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
-from pflcli.core.wording import as_typed
 
 SCHEMA = 1
 MADE_BY = "pfl tune METHOD SOURCE -o DIR"
@@ -50,11 +49,6 @@ def read(artifact: Artifact) -> dict[str, Any]:
     """Return the ``trials`` of a tuning in order and the number of the ``best``; raises InputError if damaged."""
     trials: dict[str, Any] = artifact.json(TRIALS, _Tuning)
     return trials
-
-
-def describe_border(key: str, value: Any, side: str) -> str:
-    """Return a sentence on a value at the border of its range: ``lam=10 is the largest value tried``."""
-    return f"{key}={as_typed(value)} is the {side} value tried"
 
 
 def check(artifact: Artifact) -> None:

@@ -98,8 +98,13 @@ def _describe_privacy(methods: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def describe_border(key: str, value: Any, side: str) -> str:
+    """Return a sentence on a value at the border of its range: ``lam=10 is the largest value tried``."""
+    return f"{key}={as_typed(value)} is the {side} value tried"
+
+
 def _describe_tuning(metrics: Mapping[str, Any]) -> list[str]:
-    """Return a sentence on the trials of each method and the chosen options; empty if no method was tuned."""
+    """Return a sentence on the trials of each method and the chosen options, and one per value at a border."""
     if "tune" not in metrics:
         return []
     tune, lines = metrics["tune"], []
@@ -115,7 +120,12 @@ def _describe_tuning(metrics: Mapping[str, Any]) -> list[str]:
     metric = catalogue.METRICS[name].heading if name in catalogue.METRICS else name
     return [
         f"each method tuned with at most {counted(tune['trials'], 'trial')} by {metric} on validation samples, under "
-        f"seed {tune['seed']}: {'; '.join(lines)}; in brackets: grid points tried of all"
+        f"seed {tune['seed']}: {'; '.join(lines)}; in brackets: grid points tried of all",
+        *(
+            f"{label}: {describe_border(key, facts['values'][key], side)}; beyond it, it might do better"
+            for label, facts in tune["methods"].items()
+            for key, side in facts.get("borders", {}).items()
+        ),
     ]
 
 

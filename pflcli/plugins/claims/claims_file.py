@@ -9,6 +9,7 @@
     like = "knn-per.writers"                     # of the settings; what follows differs
     partition = { new-clients = 0.2 }            # options of pfl partition
     training = { rounds = 50 }                   # training settings
+    tune = 8                                     # trials that choose the options of every method
 
     [claims.beats-fine-tuning]
     says = "kNN-Per is more accurate than fine-tuning"
@@ -73,6 +74,8 @@ class Experiment:
     """the speed of the links of ``simulated_seconds`` in Mbit/s, ``UP:DOWN``"""
     weights: bool | None = None
     """whether networks start from the weights that the command is given, not from random ones"""
+    tune: Annotated[int, Ge(1)] | None = None
+    """tune every method on each partition with at most this many trials, as ``pfl compare --tune`` does"""
     papers: Options = field(default_factory=dict)
     """what the paper has instead, of the options and settings that differ and that the settings cite (``cited``)"""
 
@@ -121,6 +124,23 @@ class Claim:
     def methods(self) -> list[str]:
         """The methods that it needs, each once."""
         return list(dict.fromkeys(name for pair in self.pairs for name in pair if name is not None))
+
+    @property
+    def ranks_first(self) -> bool:
+        """Whether it says that a method scores higher than two or more others, its own variants not counted.
+
+        Such a verdict depends on how well each of them is tuned.
+        """
+        entry = catalogue.METRICS.get(self.metric.removesuffix("_seen").removesuffix("_unseen"))
+        is_score = entry is not None and not entry.lower_is_better and (entry.ranks or entry.unit == "fraction")
+        rivals = {_family(name) for name in self.against} - {_family(self.method)}
+        return self.direction == "higher" and is_score and len(rivals) > 1
+
+
+def _family(name: str) -> str:
+    """Return the name of a method without that of the variant, or of the method that it extends."""
+    method = name.partition("@")[0]
+    return str(registry.card("methods", method).facts.get("EXTENDS", method))
 
 
 @dataclass(frozen=True)
@@ -288,6 +308,7 @@ def _read_experiment(entry: Options, owner: str, folder: Path, known: Mapping[st
         target=base.get(size, {}).get("target") if own.target is None else own.target,
         link=base.get(size, {}).get("link") if own.link is None else own.link,
         weights=weights,
+        tune=base.get(size, {}).get("tune") if own.tune is None else own.tune,
         papers=papers,
     )
     check_options(experiment, owner)

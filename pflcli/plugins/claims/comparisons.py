@@ -19,7 +19,7 @@ class Cell:
     """A setting in which a claim is judged: an experiment, and one value for each key of the claim's grid."""
 
     comparison: str
-    """the name of the comparison that decides it"""
+    """the name of the comparison that decides it, or of those that do, one for each seed"""
     experiment: str
     at: Mapping[str, Any]
     pairs: Sequence[tuple[str, str | None]]
@@ -28,9 +28,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class PlannedComparison:
-    """A comparison in the folder ``name``, with the options of each method."""
+    """A comparison in the folder ``name``, with the options of each method.
+
+    The comparisons of one ``group``, one for each seed, decide claims together.
+    """
 
     name: str
+    group: str
     experiment: Experiment
     seeds: Sequence[int]
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -68,7 +72,18 @@ def plan(
             planned[comparison.name] = replace(comparison, seeds=more, methods={**earlier.methods, **methods})
             pairs = [(renamed[a], None if b is None else renamed[b]) for a, b in claim.pairs]
             cells[name].append(Cell(comparison.name, experiment, at, pairs))
-    return planned, cells
+    return {part.name: part for comparison in planned.values() for part in _split(comparison)}, cells
+
+
+def _split(comparison: PlannedComparison) -> list[PlannedComparison]:
+    """Return a comparison for each seed if methods are tuned, else this one.
+
+    Each partition is drawn anew, and a sample that chose options on one of them may be a test sample of another.
+    """
+    if comparison.experiment.tune is None:
+        return [comparison]
+    joined = "+" if "@" in comparison.name else "@"
+    return [replace(comparison, name=f"{comparison.name}{joined}seed-{n}", seeds=[n]) for n in comparison.seeds]
 
 
 def _plan_comparison(
@@ -93,7 +108,7 @@ def _plan_comparison(
     )
     check_options(changed, f"[experiments.{name}] with {', '.join(words)}")
     full = name if changed == experiment else f"{name}@{'+'.join(words)}"
-    return PlannedComparison(full, changed, range(claim.seeds) if seeds is None else seeds)
+    return PlannedComparison(full, full, changed, range(claim.seeds) if seeds is None else seeds)
 
 
 def _name_variant(method: str, at: Mapping[str, Any]) -> str:

@@ -40,17 +40,21 @@ class Runs:
     @classmethod
     def read(
         cls,
-        comparison: Artifact,
+        comparisons: Sequence[Artifact],
         metrics: Sequence[str],
         target: float | None = None,
         link: str | None = None,
     ) -> Runs:
-        """Score the predictions of a comparison; raises InputError if one is damaged or gone."""
+        """Score the predictions of comparisons with different seeds; raises InputError if one is damaged or gone."""
         labelled = [
             (follow(comparison, reference), reference.role.rpartition(", seed ")[0])
+            for comparison in comparisons
             for reference in comparison.manifest.inputs
         ]
-        failed = evaluation.read(comparison).get("failed", {})
+        failed: dict[str, list[int]] = {}
+        for comparison in comparisons:
+            for name, seeds in evaluation.read(comparison).get("failed", {}).items():
+                failed.setdefault(name, []).extend(seeds)
         parsed = None if link is None else Link.parse(link)
         if not labelled:
             return cls({}, failed, target, parsed)
@@ -59,7 +63,7 @@ class Runs:
         names = tuple(dict.fromkeys([*catalogue.DEFAULT, *optional]))
         artifacts, labels = zip(*labelled, strict=True)
         scored: dict[str, dict[int, Scored]] = {}
-        references = marked_references(comparison.manifest.request["methods"])
+        references = set.union(*(marked_references(each.manifest.request["methods"]) for each in comparisons))
         for item in scoring.score(artifacts, SPLIT, "fedavg", labels, names, references=references):
             scored.setdefault(item.label, {})[item.seed] = item
         return cls(scored, failed, target, parsed)

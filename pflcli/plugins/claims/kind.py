@@ -40,12 +40,19 @@ class _Difference(TypedDict):
     reason: str
 
 
+class _Tuned(TypedDict):
+    trials: int
+    chosen: dict[str, dict[str, Any]]
+    """by seed and method, as the comparison records it"""
+
+
 class _Cell(TypedDict):
     comparison: str
     experiment: str
     at: dict[str, Any]
     size: dict[str, Any]
     paper: dict[str, Any]
+    tuned: NotRequired[_Tuned]
     verdict: str
     decided_by: _Difference
     differences: Annotated[list[_Difference], Len(1)]
@@ -59,6 +66,8 @@ class _Claim(TypedDict):
     verdict: str
     holds: int
     settings: int
+    ranks_first: NotRequired[bool]
+    """whether it says that a method scores higher than several others, which counts only if all are tuned"""
     decided_by: _Difference
     cells: Annotated[list[_Cell], Len(1)]
 

@@ -25,7 +25,7 @@ def build_table(claims: Mapping[str, Mapping[str, Any]]) -> Table:
             claim["says"],
             claim["where"],
             _describe_condition(claim),
-            claim["verdict"],
+            describe_verdict(claim),
             _describe_settings(claim),
             describe_difference(claim["decided_by"]),
             _describe_sizes(claim["cells"]),
@@ -33,6 +33,12 @@ def build_table(claims: Mapping[str, Mapping[str, Any]]) -> Table:
         for name, claim in claims.items()
     ]
     return Table(heading, rows, ["says", "size", "where", "condition"])
+
+
+def describe_verdict(claim: Mapping[str, Any]) -> str:
+    """Return the verdict; one on the best of several methods counts only if all of them were tuned, and says so."""
+    untuned = claim.get("ranks_first") and not all("tuned" in cell for cell in claim["cells"])
+    return f"{claim['verdict']}, not tuned" if untuned else str(claim["verdict"])
 
 
 def _describe_settings(claim: Mapping[str, Any]) -> str:
@@ -84,8 +90,13 @@ def _describe_sizes(cells: Iterable[Mapping[str, Any]]) -> str:
 
 
 def describe_size(cell: Mapping[str, Any]) -> str:
-    """Return the size of an experiment, and what the paper has instead: ``20 clients, 3 seeds (paper: rounds 200)``."""
+    """Return the size of an experiment, and what the paper has instead: ``20 clients, 3 seeds (paper: rounds 200)``.
+
+    Tuning is named too.
+    """
     used = ", ".join(counted(cell["size"][key], noun) for key, noun in _SIZES.items() if key in cell["size"])
+    if "tuned" in cell:
+        used += f", each method tuned by {counted(cell['tuned']['trials'], 'trial')}"
     paper = ", ".join(
         f"{key} {'default' if value is None else as_typed(value)}" for key, value in cell["paper"].items()
     )

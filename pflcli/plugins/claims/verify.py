@@ -12,6 +12,7 @@ from pflcli.artifacts import csv_file
 from pflcli.artifacts import initial_weights as initial
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision, decide, require_folder, require_outside, require_place
+from pflcli.artifacts.kinds import evaluation
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, ancestor, follow, open_artifact
@@ -267,6 +268,7 @@ class Verification:
             references=False,
             settings=dict(experiment.training),
             weights=self.asked.weights if experiment.weights else None,
+            tune=experiment.tune,
             only=only,
             execution=execution,
         )
@@ -291,27 +293,30 @@ class Verification:
         return make(out, spec, self.asked.execution, lambda work: self._write(work, made), extends=extends)
 
     def _write(self, work: ArtifactWriter, made: Mapping[str, Artifact]) -> Built:
+        groups: dict[str, list[Artifact]] = {}
+        for name, artifact in made.items():
+            groups.setdefault(self.comparisons[name].group, []).append(artifact)
+        experiments = {planned.group: planned.experiment for planned in self.comparisons.values()}
         metrics = {
-            name: [self.file.claims[claim].metric for claim in self.names if self._needs(claim, name)] for name in made
+            name: [self.file.claims[claim].metric for claim in self.names if self._needs(claim, name)]
+            for name in groups
         }
         runs = {
-            name: Runs.read(
-                artifact,
-                metrics[name],
-                self.comparisons[name].experiment.target,
-                self.comparisons[name].experiment.link,
-            )
-            for name, artifact in made.items()
+            name: Runs.read(artifacts, metrics[name], experiments[name].target, experiments[name].link)
+            for name, artifacts in groups.items()
         }
-        sizes = {name: _measure(artifact) for name, artifact in made.items()}
+        sizes = {name: _measure(artifacts) for name, artifacts in groups.items()}
+        tuned = {name: _read_tuning(artifacts) for name, artifacts in groups.items()}
         judged: dict[str, Any] = {}
         for name in self.names:
             claim = self.file.claims[name]
             record = judge(claim, self.cells[name], runs)
             for cell in record["cells"]:
                 cell["size"] = sizes[cell["comparison"]]
-                cell["paper"] = dict(self.comparisons[cell["comparison"]].experiment.papers)
-            judged[name] = {**record, "direction": claim.direction, "margin": claim.margin}
+                cell["paper"] = dict(experiments[cell["comparison"]].papers)
+                cell.update(tuned[cell["comparison"]])
+            facts = {"direction": claim.direction, "margin": claim.margin, "ranks_first": claim.ranks_first}
+            judged[name] = {**record, **facts}
         work.write(verdicts.VERDICTS, (json.dumps({"claims": judged}, indent=1, default=list) + "\n").encode())
         table = presentation.build_table(judged)
         work.write("table.md", table.markdown().encode())
@@ -344,11 +349,23 @@ def _describe_needs(costs: Mapping[str, float]) -> str:
     return f"needs about {seconds} ({processor} of one core) and {size(costs['disk_bytes'])} of disk"
 
 
-def _measure(comparison: Artifact) -> dict[str, Any]:
-    """Return the size of a comparison: clients and samples, on average over partitions, rounds, and number of seeds."""
-    request = comparison.manifest.request
-    size: dict[str, Any] = {"rounds": request["settings"]["rounds"], "seeds": len(request["seeds"])}
-    parents = (ancestor(follow(comparison, reference), "partition") for reference in comparison.manifest.inputs)
+def _read_tuning(comparisons: Sequence[Artifact]) -> dict[str, Any]:
+    """Return the number of trials and what they chose for each method, with each seed; empty without tuning."""
+    records = [record for each in comparisons if (record := evaluation.read(each).get("tune"))]
+    chosen = {str(record["seed"]): record["methods"] for record in records}
+    return {"tuned": {"trials": records[0]["trials"], "chosen": chosen}} if records else {}
+
+
+def _measure(comparisons: Sequence[Artifact]) -> dict[str, Any]:
+    """Return the size of comparisons: clients and samples, on average over partitions, rounds, and number of seeds."""
+    requests = [comparison.manifest.request for comparison in comparisons]
+    seeds = sum(len(request["seeds"]) for request in requests)
+    size: dict[str, Any] = {"rounds": requests[0]["settings"]["rounds"], "seeds": seeds}
+    parents = (
+        ancestor(follow(comparison, reference), "partition")
+        for comparison in comparisons
+        for reference in comparison.manifest.inputs
+    )
     partitions = {parent.manifest.fingerprint: parent.manifest.summary for parent in parents if parent is not None}
     for key in ("clients", "samples") if partitions else ():
         size[key] = round(sum(summary[key] for summary in partitions.values()) / len(partitions))

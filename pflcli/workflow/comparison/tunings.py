@@ -1,7 +1,8 @@
 """``compare --tune N``: choose the options and training settings of every method, with the same budget of trials.
 
 FedAvg is tuned first, because it trains the backbone of other methods: its best training settings become those of the
-comparison. Then each method is tuned, on the backbone if it needs one. All trials use one seed and validation samples.
+comparison. Then each method is tuned, on the backbone if it needs one. All trials use one seed and validation samples,
+and with many rounds only the best two run to the end, as in ``pfl tune``.
 """
 
 from __future__ import annotations
@@ -119,6 +120,8 @@ class Choice:
     """number of points of the grid; 0 if the method has nothing to tune"""
     problem: str = ""
     """why no trial has a score"""
+    borders: Mapping[str, str] = field(default_factory=dict)
+    """the keys whose value is the smallest or largest one tried"""
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,7 @@ class Tuned:
                 "grid": choice.grid,
                 "values": dict(choice.values or {}),
                 **({"problem": choice.problem} if choice.problem else {}),
+                **({"borders": dict(choice.borders)} if choice.borders else {}),
             }
             for name, choice in self.choices.items()
         }
@@ -269,7 +273,7 @@ class Tuner:
         item, grid = planned[job], self._grid(name)
         if item.is_done:
             record = tunings.read(open_artifact(job.out))
-            return Choice(_best_values(record), len(record["trials"]), grid)
+            return Choice(_best_values(record), len(record["trials"]), grid, borders=record.get("borders", {}))
         if item.outcome is None:
             return Choice(None, min(self.budget.trials, grid), grid)
         return Choice(None, sum(row["decision"] != Decision.UP_TO_DATE for row in item.outcome.summary["plan"]), grid)

@@ -34,6 +34,7 @@ batch-size = "section 5"
 [one.base.small]
 target = 0.4
 link = "10:50"
+tune = 6
 [one.base.small.partition]
 scheme = "natural"
 clients = 10
@@ -132,6 +133,46 @@ def test_a_grid_of_a_methods_option_makes_variants_and_one_of_training_makes_com
 def test_a_grid_value_that_the_experiment_has_anyway_needs_no_comparison_of_its_own(read):
     file = read(EXPERIMENT + CLAIM + 'grid = { "training.rounds" = [5, 9] }\n')
     assert list(plan(file, file.claims, None)[0]) == ["writers", "writers@rounds-9"]
+
+
+def test_a_tuned_experiment_has_a_comparison_for_each_seed_which_decide_together(read):
+    grid = 'grid = { "training.rounds" = [5, 9] }\n'
+    file = read(EXPERIMENT + "tune = 4\n" + CLAIM + grid)
+    comparisons, cells = plan(file, file.claims, [3, 4])
+    assert {name: (item.group, [*item.seeds]) for name, item in comparisons.items()} == {
+        "writers@seed-3": ("writers", [3]),
+        "writers@seed-4": ("writers", [4]),
+        "writers@rounds-9+seed-3": ("writers@rounds-9", [3]),
+        "writers@rounds-9+seed-4": ("writers@rounds-9", [4]),
+    }
+    assert [cell.comparison for cell in cells["better"]] == ["writers", "writers@rounds-9"]
+
+
+def test_trials_of_the_settings_are_taken_over(read):
+    text = 'settings = "settings.toml"\n[experiments.writers]\nlike = "one.classes"\n' + CLAIM
+    assert read(text).experiments["writers"].tune == 6
+    assert read(text.replace("[claims.", "tune = 2\n[claims.")).experiments["writers"].tune == 2
+    assert read(text, "paper").experiments["writers"].tune is None
+    with pytest.raises(UsageError, match="tune=0"):
+        read(text.replace("[claims.", "tune = 0\n[claims."))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        pytest.param({}, False, id="one rival"),
+        pytest.param({"against": ("fedavg", "ditto")}, True, id="two rivals"),
+        pytest.param({"against": ("fedavg", "ditto"), "metric": "bottom_decile_unseen"}, True, id="bottom decile"),
+        pytest.param({"against": ("fedavg", "ditto"), "metric": "megabytes"}, False, id="no score"),
+        pytest.param({"against": ("fedavg", "ditto"), "metric": "log_loss"}, False, id="loss"),
+        pytest.param({"against": ("fedavg", "ditto"), "direction": "lower"}, False, id="lower"),
+        pytest.param({"against": ("fedavg", "knn-per@k7", "knn-per-extended")}, False, id="own variants"),
+        pytest.param({"against": ("fedavg", "fedavg@small")}, False, id="variants of one rival"),
+    ],
+)
+def test_claim_to_be_ahead_of_several_methods_depends_on_tuning(changes, expected):
+    facts = {"says": "", "on": ("writers",), "direction": "higher", "method": "knn-per", "against": ("fedavg",)}
+    assert claims_file.Claim(**{**facts, **changes}).ranks_first is expected
 
 
 def test_grid_values_with_the_same_name_are_refused(read):

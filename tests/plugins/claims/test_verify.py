@@ -101,6 +101,81 @@ def test_claims_are_judged_by_comparisons_that_are_made(judged):
     assert [(item.role, item.path) for item in artifact.manifest.inputs] == [("writers", "../writers/comparison")]
 
 
+# Tuning
+
+AHEAD = """
+[experiments.writers]
+dataset = "writers"
+partition = { clients = 4 }
+training = { model = "logistic", rounds = 2, participation = 1 }
+{tune}
+[claims.ahead]
+says = "Fine-tuning is ahead of all others"
+on = ["writers"]
+method = "fedavg-plus"
+direction = "higher"
+against = ["fedavg", "local"]
+seeds = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """A folder with the file of a claim and ``v``, the verdict on it by tuned methods; only to be read."""
+    at = tmp_path_factory.mktemp("tuned")
+    (at / "claims.toml").write_text(AHEAD.replace("{tune}", "tune = 2"))
+    verify(at / "claims.toml", at / "v", threads=1)
+    return at
+
+
+def test_every_method_is_tuned_on_each_partition_before_a_claim_is_judged(tuned):
+    [cell] = read(tuned / "v")["ahead"]["cells"]
+    assert (cell["comparison"], cell["size"]["seeds"]) == ("writers", 2)
+    assert [item["seeds"] for item in cell["differences"]] == [[0, 1], [0, 1]]
+    assert cell["tuned"]["trials"] == 2
+    for seed in (0, 1):
+        folder = tuned / "v" / f"writers@seed-{seed}"
+        chosen = cell["tuned"]["chosen"][str(seed)]
+        assert {*chosen} == {"fedavg", "fedavg-plus", "local"}
+        for method in chosen:
+            tuning = open_artifact(folder / "tune" / method / "tuning")
+            assert chosen[method]["values"] == tuning.manifest.summary["best"]
+            [source] = {item.path for item in tuning.manifest.inputs}
+            assert source == (
+                f"../../../seed-{seed}/backbone" if method == "fedavg-plus" else f"../../../partition-{seed}"
+            )
+    rows = [open_artifact(tuned / "v" / f"writers@seed-{seed}" / "comparison").table("table.csv") for seed in (0, 1)]
+    values = [{row["method"]: float(row["accuracy"]) for row in table} for table in rows]
+    mean = sum(by_method["fedavg-plus"] - by_method["local"] for by_method in values) / 2
+    assert cell["differences"][1]["difference"] == pytest.approx(mean, abs=2e-6)
+
+
+def test_verdict_on_the_best_of_several_methods_says_whether_they_were_tuned(tuned, tmp_path, pfl):
+    shown = pfl("show", tuned / "v" / "verdicts").out
+    assert "each method tuned by 2 trials" in shown
+    assert "not tuned" not in shown
+    (tmp_path / "claims.toml").write_text(AHEAD.replace("{tune}", ""))
+    verify(tmp_path / "claims.toml", tmp_path / "v", threads=1)
+    [row] = [line.split("\t") for line in pfl("show", tmp_path / "v" / "verdicts").out.splitlines()[1:]]
+    [claim] = read(tmp_path / "v").values()
+    assert f"{claim['verdict']}, not tuned" in row
+
+
+def test_parts_of_tuned_comparisons_are_previewed_and_made_one_by_one(tmp_path, pfl):
+    (tmp_path / "claims.toml").write_text(AHEAD.replace("{tune}", "tune = 2"))
+    line = ("verify", tmp_path / "claims.toml", "-o", tmp_path / "v")
+    assert pfl(*line, "--only", "writers@seed-0/partition-0").code == 0
+    ran = pfl(*line, "--only", "writers@seed-0/tune/fedavg/tuning")
+    assert ran.code == 0, ran.err
+    rows = dict(text.split("\t") for text in pfl(*line, "-n").err.splitlines() if text.count("\t") == 1)
+    assert (
+        rows["writers@seed-0/tune/fedavg/tuning"] == "up to date"
+        if "writers@seed-0/tune/fedavg/tuning" in rows
+        else True
+    )
+    assert rows["writers@seed-1/comparison"] == "after its partitions"
+
+
 def test_a_repetition_is_up_to_date_and_makes_nothing(copy, pfl, tree):
     def contents():  # times of manifests are renewed, for make
         return {name: content for name, (content, _) in tree(copy).items()}
