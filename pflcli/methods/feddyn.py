@@ -7,9 +7,10 @@ Algorithm 1. In a round, client k trains from the server's model theta with the 
 
 and then sets its memory g_k to g_k - alpha (theta_k - theta), which is the gradient of L_k at theta_k if it has found
 the minimum. The server's h becomes h - alpha/m times the sum of theta_k - theta over the cohort, where m clients can
-take part, and its model the mean of the theta_k minus h / alpha. Memories and h start at zero. Means are
-weighted by samples, as in FedAvg; if clients have equal numbers of samples, they are those of the paper. A round sends
-what FedAvg sends; memories never leave their clients.
+take part, and its model the mean of the theta_k minus h / alpha. Memories and h start at zero. Means are weighted by
+samples, as in FedAvg; if clients have equal numbers of samples, they are those of the paper. If not, the authors' code,
+https://github.com/alpemreacar/FedDyn, weighs otherwise: its means are plain, and a client with c times the mean number
+of samples trains with alpha / c. A round sends what FedAvg sends; memories never leave their clients.
 
 Clients predict with the server's model. The paper's Theorem 1 is about the mean of the cohort's models, and the
 authors' code plots the mean of the last models of all clients; on 60 writers the former is as accurate as the server's

@@ -1,7 +1,7 @@
 """MOON: FedAvg whose clients pull representations to those of the global model, and away from those of their last one.
 
-Li, He & Song (2021), "Model-Contrastive Federated Learning", CVPR, https://arxiv.org/abs/2103.16257, Algorithm 1. A
-client minimizes the cross-entropy plus mu times the model-contrastive loss (Eq. 3 and 4)::
+Li, He & Song (2021), "Model-Contrastive Federated Learning", CVPR, https://arxiv.org/abs/2103.16257. A client minimizes
+the cross-entropy plus mu times the model-contrastive loss (Algorithm 1, lines 13 to 18)::
 
     -log(exp(cos(z, z_glob) / tau) / (exp(cos(z, z_glob) / tau) + exp(cos(z, z_prev) / tau)))
 

@@ -12,7 +12,7 @@ from pflcli.core import parameters
 
 
 def contrast(data, start, last, mu, tau):
-    """The model-contrastive loss on rows, by Eq. 3 of the paper, to which the cross-entropy is added."""
+    """The model-contrastive loss on rows, by line 17 of Algorithm 1, to which the cross-entropy is added."""
 
     def loss(w, rows):
         x = data.inputs(rows)
