@@ -221,10 +221,13 @@ def _summarize_rule(items: Sequence[Scored], rule: str) -> dict[str, Any]:
 
 
 def _chose_on_validation(item: Scored) -> bool:
-    """Return whether values, the reported round or a stack's exponents were chosen on validation samples."""
+    """Return whether values, the reported round or a stack's exponents were chosen on validation samples.
+
+    A reference, such as `alone`, chooses on training samples.
+    """
     request = item.artifact.manifest.request
     return (
-        bool(item.tuned)
+        (bool(item.tuned) and not item.is_reference)
         or request["method"] == "stack"
         or predictions.list_options(item.artifact).get("report") == "best"
     )

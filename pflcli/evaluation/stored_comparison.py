@@ -51,7 +51,7 @@ class Clients:
     """scores of the baseline, (m,)"""
     lower_is_better: bool
     tuned: dict[tuple[str, str], Scores]
-    """options that clients tuned on validation samples, (m,) by method and name of the option"""
+    """options that clients tuned on validation samples, (m,) by method and name of the option; not of references"""
     total: int = 0
     """the number of clients per seed, also of those without scored samples"""
 
@@ -202,6 +202,7 @@ def _read_clients(table: pd.DataFrame, metrics: Mapping[str, Any], ranking: str,
         return result
 
     by_method = {label: table[table["method"] == label] for label in (row["label"] for row in metrics["methods"])}
+    references = {row["label"] for row in metrics["methods"] if row.get("reference")}
     base = f"baseline_{ranking}"
     beside = _FIXED | {base, f"n_{metrics['split']}"} | {*catalogue.METRICS}
     tuned = {
@@ -209,7 +210,7 @@ def _read_clients(table: pd.DataFrame, metrics: Mapping[str, Any], ranking: str,
         for column in table.columns
         if column not in beside and column != "who" and not column.startswith("baseline_")
         for label, rows in by_method.items()
-        if rows[column].notna().any()
+        if label not in references and rows[column].notna().any()
     }
     baseline = means(base, table) if metrics["baseline"] is not None else None
     return Clients(

@@ -8,7 +8,8 @@ Validation samples choose nothing, so that the score on them is honest. No singl
 each of the three is far behind another one.
 
 A client with samples of a single class predicts this class; one with fewer than three samples, logistic regression; one
-without samples, all classes alike. Nothing is sent. Training settings such as rounds have no effect.
+without samples, all classes alike. Which classifier each client took is stored beside its predictions. Nothing is sent.
+Training settings such as rounds have no effect.
 """
 
 from __future__ import annotations
@@ -56,4 +57,5 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
         parts = [each(data.samples(data.rows(client, split)).cpu().numpy()) for client, each in predict.items()]
         return {"p": np.concatenate(parts)}
 
-    return Predictor(answer, run.predicted_splits)
+    chosen = classifiers.record_choices([*predict.values()], run.cfg.model)
+    return Predictor(answer, run.predicted_splits, tuned=chosen)

@@ -48,11 +48,13 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
     data = run.federation
     predict = run.once("alone-pooled", lambda: _fit(run))
     return Predictor(
-        lambda split: {"p": predict(data.samples(data.rows_of(clients, split)).cpu().numpy())}, run.predicted_splits
+        lambda split: {"p": predict(data.samples(data.rows_of(clients, split)).cpu().numpy())},
+        run.predicted_splits,
+        tuned=classifiers.record_choices([predict] * len(clients), run.cfg.model),
     )
 
 
-def _fit(run: Run) -> classifiers.Predict:
+def _fit(run: Run) -> classifiers.Classifier:
     """Train the classifier on the training samples of all clients that are not new."""
     data, clients = run.federation, run.federation.participants
     samples = data.samples(data.rows_of(clients, "train")).cpu().numpy()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -13,9 +15,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 import worlds
+from pflcli.artifacts.reader import open_artifact
 from pflcli.core import methods, rng
 from pflcli.core.engine.federation import Federation
 from pflcli.core.errors import UnsuitedError
+from pflcli.evaluation.stored_comparison import read_comparison
 from pflcli.methods.parts import classifiers
 
 DRAW = rng.generator(0, "test")
@@ -91,6 +95,39 @@ def test_the_classifier_that_is_right_most_often_in_cross_validation_is_chosen()
     linear = [classifiers.fit(line, y, 2, name, DRAW)(line) for name in ("logistic", "lda")]
     picked = classifiers.fit(line, y, 2, "choose", rng.generator(0, "c"))(line)
     assert min(np.abs(picked - each).max() for each in linear) < 1e-6
+
+
+def test_the_choice_of_each_client_is_stored(tmp_path):
+    """Diagonal quarters of a plane need a forest; a line across many directions of noise does not."""
+    draw = np.random.default_rng(0)
+    quarters = np.pad(draw.uniform(-1, 1, (150, 2)), ((0, 0), (0, 38)))
+    line = draw.normal(size=(60, 40))
+    y = np.concatenate([quarters[:, :2].prod(axis=1) > 0, line.sum(axis=1) > 0]).astype(np.int64)
+    x = np.concatenate([quarters, line]).astype(np.float32)
+    sizes = [(150, 0, 0), (60, 0, 0)]
+    chosen = worlds.tuned("alone", make_run("alone", sizes, x, y, 2), {})
+    assert {*chosen} == {"logistic", "lda", "forest"}
+    assert np.sum([*chosen.values()], axis=0).tolist() == [1, 1]
+    assert chosen["forest"].tolist() == [1, 0]
+    assert worlds.tuned("alone", make_run("alone", sizes, x, y, 2, model="lda"), {}) == {}
+    together = worlds.tuned("alone-pooled", make_run("alone-pooled", sizes, x, y, 2), {})
+    assert sorted(values.tolist() for values in together.values()) == [[0, 0], [0, 0], [1, 1]]
+
+
+def test_the_choice_of_each_client_is_shown_and_is_no_choice_on_validation_samples(pfl, small, tmp_path):
+    assert pfl("personalize", "alone", small.p, "-o", tmp_path / "alone").code == 0
+    shown = pfl("show", tmp_path / "alone").out
+    assert {"logistic", "lda", "forest"} <= {*shown.split()}
+    shares = open_artifact(tmp_path / "alone").manifest.summary["tuned"]
+    assert sum(each["mean"] for each in shares.values()) == pytest.approx(1)
+    words = ("--coverage", 0.9)
+    assert pfl("evaluate", tmp_path / "alone", small.fedavg, "-o", tmp_path / "e", *words).code == 0
+    rows = [row for row in csv.DictReader((tmp_path / "e" / "clients.csv").open()) if row["method"] == "alone"]
+    assert len(rows) == 6
+    assert all(sum(float(row[name]) for name in ("logistic", "lda", "forest")) == 1 for row in rows)
+    sets = json.loads((tmp_path / "e" / "metrics.json").read_text())["sets"]["methods"]
+    assert "chose_on_validation" not in sets["alone"]
+    assert not read_comparison(open_artifact(tmp_path / "e")).clients.tuned
 
 
 def test_classes_are_dealt_to_all_folds():

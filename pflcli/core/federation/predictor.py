@@ -39,8 +39,8 @@ class Predictor:
 
     ``answer(split)`` returns probabilities ``p`` (n, C) of the clients' samples in their order, and optionally (n, C)
     components of ``p``. ``splits``, a subset of ``run.predicted_splits``, are those with predictions. ``tuned`` has
-    values (m,) that were tuned on each client's validation samples. ``model_of(client)`` returns the model of a client,
-    or None if it is not a ``ClientModel``; ``export`` needs it.
+    values (m,) that each client chose, as a rule on its validation samples. ``model_of(client)`` returns the model of
+    a client, or None if it is not a ``ClientModel``; ``export`` needs it.
     """
 
     answer: Callable[[str], Mapping[str, NDArray[np.float32]]]

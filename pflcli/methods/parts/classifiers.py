@@ -17,8 +17,9 @@ et al., 2011, https://jmlr.org/papers/v12/pedregosa11a.html).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -42,7 +43,26 @@ _MAX_DEVIATION = 1e6
 """Standardized features are cut here, so that all are numbers in single precision."""
 
 
-def fit(samples: Array, y: NDArray[np.int64], classes: int, model: str, draw: np.random.Generator) -> Predict:
+@dataclass(frozen=True)
+class Classifier:
+    """A trained classifier, by the name of the ``model`` that was asked for or chosen, and what it predicts."""
+
+    model: str
+    predict: Predict
+
+    def __call__(self, samples: Array) -> Array:
+        """Return probabilities (n, C) of samples (n, ...)."""
+        return self.predict(samples)
+
+
+def record_choices(fitted: Sequence[Classifier], model: str) -> dict[str, NDArray[np.float64]]:
+    """Return for each classifier to choose from whether each client (m,) took it, 1 or 0; nothing if one was named."""
+    if model != "choose":
+        return {}
+    return {name: np.asarray([float(each.model == name) for each in fitted]) for name in COMPARED}
+
+
+def fit(samples: Array, y: NDArray[np.int64], classes: int, model: str, draw: np.random.Generator) -> Classifier:
     """Train ``model`` on ``samples`` (n, ...), which are uint8 images, float32 features or tokens, with labels (n,).
 
     With a single class this class is predicted, and without samples all classes are equally likely. Raises
@@ -77,7 +97,7 @@ def fit(samples: Array, y: NDArray[np.int64], classes: int, model: str, draw: np
             p = predict(rotate(x) if model in ("logistic", "lda") else x)
         return ((p + _MIN_PROBABILITY) / (1 + classes * _MIN_PROBABILITY)).astype(np.float32)
 
-    return predict_samples
+    return Classifier(model, predict_samples)
 
 
 @contextmanager
