@@ -34,6 +34,7 @@ baseline, all are shown to be worse, or none was compared; or there is a gain ov
 training alone, or the best method is shown to be worse than that."""
 ALONE = ("alone", "local")
 """The methods by which clients train alone."""
+_ANY_ALONE = "training alone"
 MAX_NAMED = 3
 """Most clients, or harmful methods, that a conclusion names."""
 
@@ -162,6 +163,9 @@ def conclude(
     answer = answer if worth or not better else ALONE_IS_BETTER if _is_below_alone(ranked) else NOT_OVER_ALONE
     over, by = name_baseline(str(baseline)), "" if metric == "accuracy" else f" by {entry.heading}"
     base = next((row for row in rows if row["label"] == baseline), {})
+    label = next((str(row["over_alone"]["label"]) for row in rows if "over_alone" in row), None)
+    # The baseline may be one way of training alone, and another way the better one: each has its own name then.
+    alone = _ANY_ALONE if label is None or base.get("method") not in ALONE else label
     if answer == UNKNOWN:
         chosen = next((row for row in ranked if row["label"] != baseline), ranked[0] if ranked else rows[0])
         sentence = _describe_unknown(rows, ranked, baseline, entry)
@@ -170,19 +174,19 @@ def conclude(
         if answer == PAYS:
             is_personal = chosen.get("personal", True) and not base.get("personal")
             lead = "Personalization pays here" if is_personal else "A gain is shown"
-            sentence = f"{lead}{by}: {_describe_best(compared, worth, over, entry)}"
+            sentence = f"{lead}{by}: {_describe_best(compared, worth, over, alone, entry)}"
         elif better:
-            sentence = _describe_alone(answer, ranked, compared, over, by, entry)
+            sentence = _describe_alone(answer, ranked, compared, over, alone, by, entry)
         elif answer == NO_GAIN:
-            sentence = f"No gain{by} was shown: {_describe_no_gain(compared, over, base, entry)}"
+            sentence = f"No gain{by} was shown: {_describe_no_gain(compared, over, alone, base, entry)}"
         else:
-            sentence = _describe_worse(compared, over, by, base, entry)
+            sentence = _describe_worse(compared, over, alone, by, base, entry)
         sentence += _describe_baseline(rows, chosen, str(baseline), metric, majority)
     if unfinished is not None:
         sentence += f" (Training is not finished: type {spell('rounds', str(unfinished))})"
     return Conclusion(
         sentence=sentence + _propose_seeds(chosen, answer, level, spell),
-        scope="" if answer == UNKNOWN else _describe_scope(chosen, over, entry),
+        scope="" if answer == UNKNOWN else _describe_scope(chosen, over, alone, entry),
         clients=_describe_clients(chosen, over, entry, is_judged=answer != UNKNOWN),
         harm="" if answer == WORSE else _describe_harm(compared, worse, over, entry),
         cost=_describe_cost(rows, dict.fromkeys((str(chosen["label"]), str(baseline)))),
@@ -195,7 +199,7 @@ def conclude(
         excluded=max((high for _, high in bounds.values()), default=None),
         level=level,
         unfinished=unfinished,
-        alone=next((str(row["over_alone"]["label"]) for row in rows if "over_alone" in row), None),
+        alone=label,
     )
 
 
@@ -212,14 +216,15 @@ def _is_below_alone(ranked: Sequence[Row]) -> bool:
     return best is None or bool(best["interval"][1] < 0)
 
 
-def _advise(baseline: Row, over: str, entry: Metric) -> str:
+def _advise(baseline: Row, over: str, alone: str, entry: Metric) -> str:
     """Return what to do if no method gains over the baseline: stay with it, unless training alone is better."""
     if "over_alone" not in baseline:
         return f"stay with {over}"
     low, high = baseline["over_alone"]["interval"]
     if high < 0:
-        return f"train alone, over which {over} has {_format_over_alone(baseline, entry)}"
-    gain = "" if low <= 0 else f", which has {_format_over_alone(baseline, entry)} over training alone"
+        better = "train alone" if alone == _ANY_ALONE else f"take {alone}"
+        return f"{better}, over which {over} has {_format_over_alone(baseline, entry)}"
+    gain = "" if low <= 0 else f", which has {_format_over_alone(baseline, entry)} over {alone}"
     return f"stay with {over}{gain}"
 
 
@@ -229,17 +234,18 @@ def _format_over_alone(row: Row, entry: Metric) -> str:
 
 
 def _describe_alone(
-    answer: str, ranked: Sequence[Row], compared: Mapping[str, Row], over: str, by: str, entry: Metric
+    answer: str, ranked: Sequence[Row], compared: Mapping[str, Row], over: str, alone: str, by: str, entry: Metric
 ) -> str:
     """Return the sentence if methods gain over the baseline, but none is shown to gain over training alone."""
     best = next((row for row in ranked if "over_alone" in row), None)
     if best is None:  # training alone is the only method
         label, row = next(iter(compared.items()))
-        return f"Training alone is better here{by}: {label}, {_format_gain(row, entry)} over {over}"
-    lead = "Training alone is better here" if answer == ALONE_IS_BETTER else "No gain over training alone was shown"
+        lead = f"{alone.capitalize()} is better here" if alone == _ANY_ALONE else "A gain is shown"
+        return f"{lead}{by}: {label}, {_format_gain(row, entry)} over {over}"
+    lead = f"{alone.capitalize()} is better here" if answer == ALONE_IS_BETTER else f"No gain over {alone} was shown"
     beside = f", and {_format_gain(best, entry)} over {over}" if best["label"] in compared else ""
-    alone = f"{_format_over_alone(best, entry)} over {best['over_alone']['label']}"
-    return f"{lead}{by}: {best['label']}, the best method, has {alone}{beside}"
+    gain = f"{_format_over_alone(best, entry)} over {best['over_alone']['label']}"
+    return f"{lead}{by}: {best['label']}, the best method, has {gain}{beside}"
 
 
 def name_baseline(baseline: str) -> str:
@@ -252,18 +258,19 @@ def _score(row: Row, metric: str) -> float:
     return math.nan if value is None else float(value)
 
 
-def _describe_best(compared: Mapping[str, Row], better: Sequence[str], over: str, entry: Metric) -> str:
+def _describe_best(compared: Mapping[str, Row], better: Sequence[str], over: str, alone: str, entry: Metric) -> str:
     """Return the best method that is shown to be better, and the one with the best score if that is another one."""
     best, shown = next(iter(compared)), better[0]
     text = f"{shown}, {_format_gain(compared[shown], entry)} over {over}{_say_seeds(compared[shown])}"
     both = ""
     if "over_alone" in compared[shown]:
-        alone, both = compared[shown]["over_alone"]["label"], " over both"
-        text += f", and {_format_over_alone(compared[shown], entry)} over training alone ({alone})"
+        both = " over both"
+        way = f" ({compared[shown]['over_alone']['label']})" if alone == _ANY_ALONE else ""
+        text += f", and {_format_over_alone(compared[shown], entry)} over {alone}{way}"
     if best != shown:
         is_over_baseline = compared[best]["metrics"]["gain"]["interval"][0] > 0
         if is_over_baseline and "over_alone" in compared[best]:
-            gain = f"gain over training alone is not shown, {_format_over_alone(compared[best], entry)}"
+            gain = f"gain over {alone} is not shown, {_format_over_alone(compared[best], entry)}"
         elif is_over_baseline:
             gain = f"clients train alone, {_format_gain(compared[best], entry)}"
         else:
@@ -274,7 +281,7 @@ def _describe_best(compared: Mapping[str, Row], better: Sequence[str], over: str
     return text
 
 
-def _describe_no_gain(compared: Mapping[str, Row], over: str, base: Row, entry: Metric) -> str:
+def _describe_no_gain(compared: Mapping[str, Row], over: str, alone: str, base: Row, entry: Metric) -> str:
     """Return the gain that is excluded, and that of the method with the best score."""
     best = next(iter(compared.values()))
     most = max(row["metrics"]["gain"]["interval"][1] for row in compared.values())
@@ -284,17 +291,17 @@ def _describe_no_gain(compared: Mapping[str, Row], over: str, base: Row, entry: 
     if most == 0:  # the interval of a tie, which says nothing of other samples
         excluded = "no method differs from it on a scored sample"
     return (
-        f"{_advise(base, over, entry)}; {excluded} "
+        f"{_advise(base, over, alone, entry)}; {excluded} "
         f"({'highest: ' if len(compared) > 1 else ''}{best['label']}, {_format_gain(best, entry)}{_say_seeds(best)})"
     )
 
 
-def _describe_worse(compared: Mapping[str, Row], over: str, by: str, base: Row, entry: Metric) -> str:
+def _describe_worse(compared: Mapping[str, Row], over: str, alone: str, by: str, base: Row, entry: Metric) -> str:
     """Return the sentence if all methods are shown to be worse."""
     best, rest = next(iter(compared.values())), len(compared) - 1
     also = f", and so {'is' if rest == 1 else 'are'} the {counted(rest, 'other method')}" if rest else ""
     gain = f"{_format_gain(best, entry)}{_say_seeds(best)}"
-    return f"{best['label']} is shown to be worse than {over}{by}, {gain}{also}: {_advise(base, over, entry)}"
+    return f"{best['label']} is shown to be worse than {over}{by}, {gain}{also}: {_advise(base, over, alone, entry)}"
 
 
 def _describe_unknown(rows: Sequence[Row], ranked: Sequence[Row], baseline: str | None, entry: Metric) -> str:
@@ -327,9 +334,9 @@ def _describe_baseline(rows: Sequence[Row], chosen: Row, baseline: str, metric: 
     )
 
 
-def _describe_scope(row: Row, over: str, entry: Metric) -> str:
+def _describe_scope(row: Row, over: str, alone: str, entry: Metric) -> str:
     """Return the gains of a method with both intervals, for clients like these and for these; empty for many."""
-    known = {over: row["metrics"]["gain"], **({"training alone": row["over_alone"]} if "over_alone" in row else {})}
+    known = {over: row["metrics"]["gain"], **({alone: row["over_alone"]} if "over_alone" in row else {})}
     fixed = {name: gain["these_clients"] for name, gain in known.items() if "these_clients" in gain}
     if over not in fixed:
         return ""

@@ -89,6 +89,72 @@ def test_without_a_gain_over_fedavg_the_advice_depends_on_training_alone(fedavg,
     assert (worse.answer, worse.sentence.endswith(f": {advice}")) == (WORSE, True)
 
 
+# The baseline is one way of training alone, and another way has the better score on validation samples
+
+
+TEN = "+10.0 points [+8.0, +12.0]"
+
+
+def conclude_over_alone(*rows, base=(-0.05, -0.08, -0.02)):
+    """Gains over the baseline `alone` and, as ``over_alone``, over `local`."""
+    rows = [make_row("alone", 0.8, 0.0, over=base, base=True, reference=True, personal=True), *rows]
+    for row in rows:
+        row.get("over_alone", {}).update(label="local")
+    return conclusion.conclude(rows, "alone")
+
+
+@pytest.mark.parametrize(
+    ("over", "expected"),
+    [
+        ((0.05, 0.01, 0.09), f"A gain is shown: ditto, {TEN} over alone, and +5.0 points [+1.0, +9.0] over local"),
+        (
+            (0.05, -0.01, 0.11),
+            "No gain over local was shown: ditto, the best method, has +5.0 points [-1.0, +11.0] over local, and "
+            f"{TEN} over alone (More seeds may decide it: type --seeds 0,1,2,3,4)",
+        ),
+        (
+            (-0.05, -0.09, -0.01),
+            "Local is better here: ditto, the best method, has -5.0 points [-9.0, -1.0] over local, and "
+            f"{TEN} over alone",
+        ),
+    ],
+    ids=["pays", "not-shown", "worse"],
+)
+def test_a_gain_over_the_baseline_alone_is_said_once(over, expected):
+    found = conclude_over_alone(make_row("ditto", 0.9, 0.1, over=over, personal=True))
+    assert found.sentence == expected
+    assert "training alone" not in found.sentence
+
+
+def test_the_advice_beside_the_baseline_alone_names_the_other_way():
+    row = make_row("ditto", 0.7, -0.1, over=(-0.15, -0.2, -0.1))
+    assert conclude_over_alone(row).sentence == (
+        "ditto is shown to be worse than alone, -10.0 points [-12.0, -8.0]: take local, over which alone has -5.0 "
+        "points [-8.0, -2.0]"
+    )
+    stays = conclude_over_alone(row, base=(0.05, 0.02, 0.08)).sentence
+    assert stays.endswith(": stay with alone, which has +5.0 points [+2.0, +8.0] over local")
+    local = conclude_over_alone(make_row("local", 0.85, 0.05)).sentence
+    assert local == "A gain is shown: local, +5.0 points [+3.0, +7.0] over alone"
+
+
+def test_both_intervals_of_few_clients_name_each_training_alone_once():
+    """Also where the baseline is none."""
+    spread = {"these_clients": {"clients": 4, "interval": [0.01, 0.02]}}
+    for baseline, conclude_over, name in (
+        ("fedavg", conclude, "training alone"),
+        ("alone", conclude_over_alone, "local"),
+    ):
+        row = make_row("ditto", 0.9, 0.1, over=(0.05, 0.01, 0.09))
+        row["metrics"]["gain"] |= spread
+        row["over_alone"] |= spread
+        assert conclude_over(row).scope == (
+            f"For clients like these, ditto has {TEN} over {baseline} and +5.0 points [+1.0, +9.0] "
+            f"over {name}. For these 4 clients, with other seeds and splits: [+1.0, +2.0] over {baseline} and "
+            f"[+1.0, +2.0] over {name}"
+        )
+
+
 # Which row counts, and by how much a method gains over it
 
 
