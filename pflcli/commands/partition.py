@@ -88,7 +88,7 @@ def partition(asked: Partition) -> Outcome:
         if samples.scaling is not None:
             result, known = preprocessing.scale_partition(result, known, samples.scaling)
         artifact.write(writer, result, known)
-        summary = _summary(result, len(select_part(len(samples.y), *asked.part)), asked.seed)
+        summary = _summary(result, samples, len(select_part(len(samples.y), *asked.part)), asked.seed)
         _report(summary, result, samples, execution)
         return Built(summary, {})
 
@@ -145,7 +145,7 @@ def _partition_site(asked: Partition) -> Outcome:
             f"{counted(len(result.y), 'sample')} of client '{asked.client}': {sizes['train']} for training, "
             f"{sizes['validation']} for validation, {sizes['test']} for test"
         )
-        return Built(_summary(result, len(samples.y), split["seed"]), {})
+        return Built(_summary(result, samples, len(samples.y), split["seed"]), {})
 
     spec = ArtifactSpec("partition", request, inputs, code={"schemes/natural": sources.code_hash("schemes", "natural")})
     execution = asked.execution.reading(asked.root, federation.path)
@@ -262,7 +262,7 @@ def _codebook(result: artifact.Partition, base: Codebook, splitter: Scheme, cfg:
     return replace(base, clients=tuple(result.names), classes=() if permuted else base.classes)
 
 
-def _summary(result: artifact.Partition, total: int, seed: int) -> dict[str, Any]:
+def _summary(result: artifact.Partition, samples: Samples, total: int, seed: int) -> dict[str, Any]:
     sizes = result.sizes.sum(axis=1)
     return {
         "clients": len(result.names),
@@ -277,6 +277,7 @@ def _summary(result: artifact.Partition, total: int, seed: int) -> dict[str, Any
         "largest": int(sizes.max()),
         "empty": np.flatnonzero(sizes == 0).tolist(),
         "without_test": int((result.sizes[:, 2] == 0).sum()),
+        **({"by_time": True} if samples.ordered else {}),
         **(_measure_divergence(result, seed) if result.labels.kind == CLASSES else result.labels.facts()),
         **({} if result.cluster is None else {"clusters": np.bincount(result.cluster).tolist()}),
         **({} if result.new is None else {"new_clients": int(result.new.sum())}),

@@ -131,10 +131,14 @@ def find_rounds(artifact: Artifact) -> Artifact | None:
     Also None for the backbone of a real site, which does not know the rounds. Raises InputError if the backbone no
     longer exists.
     """
-    if backbone.ROUNDS in artifact.manifest.files:
+    has_rows = backbone.ROUNDS in artifact.manifest.files
+    # A method on a backbone may have row 0 alone: what it sent after the rounds of the backbone.
+    if has_rows and any(row["round"] != "0" for row in artifact.table(backbone.ROUNDS)):
         return artifact
     found = ancestor(artifact, "backbone") if artifact.manifest.summary.get("rounds") else None
-    return found if found is not None and backbone.ROUNDS in found.manifest.files else None
+    if found is None:
+        return artifact if has_rows else None
+    return found if backbone.ROUNDS in found.manifest.files else None
 
 
 def read_rounds(artifact: Artifact) -> tuple[str, list[dict[str, str]]]:
@@ -241,5 +245,10 @@ def simulate_seconds(artifact: Artifact, link: Link, last: float | None = None) 
     if source is None:
         return math.nan
     last = artifact.manifest.summary.get("reported_round", math.inf) if last is None else last
-    workers, rows = count_workers(source), backbone.read_rounds(source)
-    return sum(link.transfer(row) + compute_seconds(row, workers) for row in rows if int(row["round"]) <= last)
+    both = [source, artifact] if source is not artifact and backbone.ROUNDS in artifact.manifest.files else [source]
+    return sum(
+        link.transfer(row) + compute_seconds(row, count_workers(each))
+        for each in both
+        for row in backbone.read_rounds(each)
+        if int(row["round"]) <= last
+    )

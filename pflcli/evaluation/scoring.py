@@ -110,8 +110,10 @@ def summarize(
             method["metrics"] |= round_costs.summarize_simulated_time([item.artifact for item in items], link, target)
     if scored[0].sets is not None:
         table["sets"] = coverage.summarize_sets(groups, tried or {})
-    if all(_lacks_validation(item.artifact) for item in scored):
+    partitions = [_find_partition(item.artifact) for item in scored]
+    if all(each is not None and not each.manifest.summary.get("validation", 1) for each in partitions):
         table["without_validation"] = True
+    table |= _describe_split(partitions, next(iter(groups.values())))
     return judge(table, groups, {label: summary.identify_clients(items) for label, items in groups.items()})
 
 
@@ -267,13 +269,30 @@ def _describe_untested(scored: Sequence[ScoredPredictions], split: str) -> list[
     return [f"{of} have no {split} samples and are not counted: {listed(words, _MAX_NAMED)}"]
 
 
-def _lacks_validation(artifact: Artifact) -> bool:
-    """Return whether the partition of a run is known and has no validation samples."""
+def _find_partition(artifact: Artifact) -> Artifact | None:
+    """Return the partition of a run; None if it is unknown."""
     try:
-        partition = ancestor(artifact, "partition")
+        return ancestor(artifact, "partition")
     except GoneError:
-        return False
-    return partition is not None and not partition.manifest.summary.get("validation", 1)
+        return None
+
+
+def _describe_split(partitions: Sequence[Artifact | None], items: Sequence[Scored]) -> dict[str, Any]:
+    """Return whether samples were split by ``time`` or as ``published``, and whether all seeds share this split.
+
+    ``items`` are the runs of one method; empty for a split that was drawn.
+    """
+    known = [each.manifest for each in partitions if each is not None]
+    if len(known) < len(partitions):
+        return {}
+    if all(each.summary.get("by_time") for each in known):
+        given = "time"
+    elif all(each.request.get("keep_test") for each in known):
+        given = "published"
+    else:
+        return {}
+    same = len(items) > 1 and all(same_samples(items[0], item) for item in items)
+    return {"given_split": given, **({"same_split": True} if same else {})}
 
 
 def _reported_round(artifact: Artifact) -> str:

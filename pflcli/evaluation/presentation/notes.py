@@ -33,6 +33,23 @@ def _describe_splits(methods: Sequence[Mapping[str, Any]], *, validated: bool) -
     ]
 
 
+def _describe_given_split(metrics: Mapping[str, Any]) -> list[str]:
+    """Return what a split by time means, and that a split that all seeds share hides how results depend on it."""
+    lines, given = [], metrics.get("given_split")
+    if given == "time":
+        lines.append(
+            "split by time: validation samples are later than training samples, and test samples are later still, such "
+            "as another season. Rounds and options that are better on validation samples may be worse on test samples; "
+            "`--test-last N` measures test samples after each of the last N rounds, and `pfl report` draws both"
+        )
+    if metrics.get("same_split"):
+        name = "published split" if given == "published" else f"split by {given}"
+        lines.append(
+            f"every seed has the same {name}: seeds differ in training alone, and intervals say nothing of other splits"
+        )
+    return lines
+
+
 def _describe_foreign(methods: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a sentence on the methods that another tool trained; empty if there are none."""
     labels = [method["label"] for method in methods if method.get("foreign")]
@@ -178,6 +195,7 @@ def list_notes(metrics: Mapping[str, Any]) -> list[str]:
     own = [row for row in rows if not row.get("foreign")]
     lines += [
         *(_describe_splits(own, validated=not metrics.get("without_validation")) if own else []),
+        *_describe_given_split(metrics),
         *_describe_foreign(rows),
         *_describe_rounds(metrics),
         *_describe_references(rows),

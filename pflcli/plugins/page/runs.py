@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook
-from pflcli.artifacts.kinds import backbone, predictions, read_labels
 from pflcli.artifacts.kinds import partition as partitions
+from pflcli.artifacts.kinds import predictions, read_labels
 from pflcli.artifacts.reader import Artifact
 from pflcli.core import scores
 from pflcli.core.datasets import SPLITS
+from pflcli.core.errors import GoneError
 from pflcli.core.tasks import CLASSES
 from pflcli.evaluation import compared_runs, round_costs
 from pflcli.evaluation.charts import vega
@@ -93,7 +96,7 @@ def read(comparison: Comparison, lineage: Lineage) -> Runs:
     labelled = compared_runs.label_runs(comparison, lineage)
     by_label: dict[str, list[tuple[list[Point], Point]]] = {}
     for label, _, run in labelled:
-        if (curve := _read_curve(run, lineage)) is not None:
+        if (curve := _read_curve(run)) is not None:
             by_label.setdefault(label, []).append(curve)
     first = {label: run for label, seed, run in reversed(labelled)}
     relations = [
@@ -126,40 +129,38 @@ def _count_validation_samples(partition: Artifact) -> int:
     return int(sizes.sum() if new is None else sizes[~new].sum())
 
 
-def _read_curve(run: Artifact, lineage: Lineage) -> tuple[list[Point], Point] | None:
-    """Return the measured rounds of a run and the one that it reports; None if scores are no accuracies.
+def _read_curve(run: Artifact) -> tuple[list[Point], Point] | None:
+    """Return the measured rounds of a run, and the round that it reports; None if scores are no accuracies.
 
-    A method that adapts after the rounds has a curve only if it measured this; of a method on a backbone only the end
-    is known.
+    Only the end is known of a method on a backbone, and of one that adapts after the rounds and did not measure this.
     """
     if read_labels(run.manifest, 0).kind != CLASSES:
         return None
-    summary, own = run.manifest.summary, compared_runs.rounds_source(run, lineage)
-    source = lineage.nearest(run, "backbone") if own is None else own
-    played = source is not None and backbone.ROUNDS in source.manifest.files
-    rows = backbone.read_rounds(source) if source is not None and played else []
-    column = next(
-        (name for name in ("personal_accuracy", "validation_accuracy") if any(row.get(name) for row in rows)), ""
-    )
-    sent = np.cumsum([sum(int(row[link]) for link in round_costs.LINKS) for row in rows])
-    # What was sent beside the rounds, such as class counts or the choices of an earlier run, was sent first.
-    total = sum(int(summary[link]) for link in round_costs.LINKS)
-    sent += total - sent[-1] if len(sent) else 0
-    workers = 1 if source is None else round_costs.count_workers(source)
-    spent = np.cumsum([round_costs.compute_seconds(row, workers) for row in rows])
-    points = [
-        Point(int(row["round"]), _number(row.get(column)), _number(row.get("test_accuracy")), megabytes, seconds)
-        for row, megabytes, seconds in zip(rows, (sent / 1e6).tolist(), spent.tolist(), strict=True)
-    ]
-    last = summary.get("reported_round", points[-1].round if points else math.nan)
-    end = next(
-        (point for point in points if point.round == last), Point(math.nan, math.nan, math.nan, total / 1e6, math.nan)
-    )
-    adapts = column != "personal_accuracy" and round_costs.adapts(run.manifest.request["method"])
-    measured = [] if own is None or adapts else [point for point in points if not math.isnan(point.accuracy)]
+    try:
+        (column, rows), source = round_costs.read_rounds(run), round_costs.find_rounds(run)
+    except GoneError:
+        (column, rows), source = ("", []), None
+    summary, workers = run.manifest.summary, 1 if source is None else round_costs.count_workers(source)
+    points, total, seconds = list[Point](), _count_bytes(summary), 0.0
+    sent = total - sum(map(_count_bytes, rows))  # beside the rounds, such as for the choices of an earlier run
+    for row in rows:
+        sent += _count_bytes(row)
+        seconds += round_costs.compute_seconds(row, workers)
+        accuracies = _number(row.get(column)), _number(row.get("test_accuracy"))
+        points.append(Point(int(row["round"]), *accuracies, sent / 1e6, seconds))
+    last = summary.get("reported_round", points[-1].round if points else 0)
+    sent_by_pfl = math.nan if summary.get("foreign") else total / 1e6  # another tool has not said what it sent
+    unknown = Point(math.nan, math.nan, math.nan, sent_by_pfl, math.nan)
+    end = next((point for point in points if point.round == last > 0), unknown)
+    is_known = column == "personal_accuracy" or not round_costs.adapts(run.manifest.request["method"])
+    measured = [point for point in points if is_known and not math.isnan(point.accuracy)]
     if end not in measured:
         end = replace(end, accuracy=_score(run, "validation"), test=_score(run, "test"))
     return measured, end
+
+
+def _count_bytes(amounts: Mapping[str, Any]) -> int:
+    return sum(int(amounts[link]) for link in round_costs.LINKS)
 
 
 def _number(cell: str | None) -> float:
