@@ -4,7 +4,9 @@
     python docs/fill.py all-methods   # before that, the CSV files whose commands contain all-methods
 
 docs/results/commands.toml has the commands, which run in the folder that one types this in. If one fails, its files
-stay as they are, and it is named at the end. Rows of claims that were not judged again also stay. A page shows rows
+stay as they are, and it is named at the end. Rows of claims that were not judged again also stay. Beside the table, the
+scores from which it follows are stored in docs/results/scores: those of the artifact that the table [scores] of
+commands.toml names, compressed where they are large. A page shows rows
 between two comments. The first names one or several CSV files, each after a label, then the rows by their first cells
 and the columns (all if there are none):
 
@@ -30,6 +32,7 @@ are means with their standard deviations over three seeds, is shown with the int
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import math
 import re
@@ -41,6 +44,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
+SCORES = RESULTS / "scores"
+STORED = ("runs.csv", "clients.csv", "settings.csv")
+"""The files of an artifact that are stored as scores; only verdicts have the last one."""
+_MAX_PLAIN = 200_000
+"""Most bytes of a file of scores that is not compressed."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _SHOWN = re.compile(r"(<!-- rows of (?P<files>.+?) \|(?P<rows>.*?)\|(?P<columns>.*?)-->\n).*?<!-- end -->", flags=re.S)
 _JUDGED = re.compile(r"(<!-- (?P<kind>claims|questions|details) of (?P<files>.+?) -->\n).*?<!-- end -->", flags=re.S)
@@ -68,8 +76,9 @@ def main() -> int:
 
 def run_commands(word: str) -> list[str]:
     """Write the CSV files of all commands that contain a word; return those that failed, with the reason."""
-    failed = []
-    for command, names in tomllib.loads((RESULTS / "commands.toml").read_text(encoding="utf-8")).items():
+    failed, commands = [], tomllib.loads((RESULTS / "commands.toml").read_text(encoding="utf-8"))
+    artifacts = commands.pop("scores")
+    for command, names in commands.items():
         if word not in command:
             continue
         ran = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
@@ -83,7 +92,42 @@ def run_commands(word: str) -> list[str]:
                 rows = keep_rows(read(path), table) if name.startswith("verdicts-") and path.exists() else table
                 csv.writer(text, lineterminator="\n").writerows(rows)
                 path.write_text(text.getvalue(), encoding="utf-8")
+                if name in artifacts and not store_scores(name, Path(artifacts[name])):
+                    failed.append(f"{name}: {artifacts[name]} has no scores; make it again with --force")
     return failed
+
+
+def store_scores(name: str, artifact: Path) -> bool:
+    """Store the scores of an artifact for the table ``name``, unless it has none; return whether it has.
+
+    Scores of verdicts that were not judged again stay.
+    """
+    if not (artifact / STORED[0]).exists():
+        return False
+    SCORES.mkdir(exist_ok=True)
+    for file in filter(lambda file: (artifact / file).exists(), STORED):
+        rows = read(artifact / file)
+        plain, packed = (SCORES / f"{name}.{file}{ending}" for ending in ("", ".gz"))
+        for old in (plain, packed):
+            if old.exists() and name.startswith("verdicts-"):
+                rows = join_rows(read(old), rows)
+            old.unlink(missing_ok=True)
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        content = text.getvalue().encode()
+        if len(content) > _MAX_PLAIN:
+            packed.write_bytes(gzip.compress(content, mtime=0))
+        else:
+            plain.write_bytes(content)
+    return True
+
+
+def join_rows(old: Rows, new: Rows) -> Rows:
+    """Return the old rows whose first cell no new row has, then the new rows, with the columns of both."""
+    heading = [*dict.fromkeys([*new[0], *old[0]])]
+    kept = [row for row in old[1:] if row[0] not in {row[0] for row in new[1:]}]
+    named = [dict(zip(table[0], row, strict=True)) for table in ([old[0], *kept], new) for row in table[1:]]
+    return [heading, *([row.get(key, "") for key in heading] for row in named)]
 
 
 def keep_rows(old: Rows, new: Rows) -> Rows:
@@ -223,8 +267,9 @@ def count_verdicts(page: str, folder: Path) -> Rows:
 
 
 def read(path: Path) -> Rows:
-    """Return the rows of a CSV file, its heading first."""
-    with path.open(encoding="utf-8", newline="") as file:
+    """Return the rows of a CSV file, also of a compressed one, its heading first."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8", newline="") as file:
         return list(csv.reader(file))
 
 
