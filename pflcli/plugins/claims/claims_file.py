@@ -133,7 +133,7 @@ class Claim:
         """
         entry = catalogue.METRICS.get(self.metric.removesuffix("_seen").removesuffix("_unseen"))
         is_score = entry is not None and not entry.lower_is_better and (entry.ranks or entry.unit == "fraction")
-        rivals = {_family(name) for name in self.against} - {_family(self.method)}
+        rivals = {_family(name) for name in self.against} - {_family(name) for name in (self.method,) if name}
         return self.direction == "higher" and is_score and len(rivals) > 1
 
 
