@@ -1,4 +1,4 @@
-"""The page on other tools: a method of PFLlib, trained by PFLlib's own program, is judged on a partition."""
+"""The page on other tools: methods that PFLlib and Flower trained are judged on a partition."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from pflcli.plugins.referee.import_predictions import import_predictions
 ROOT = Path(__file__).parents[2]
 CHECKOUT = os.environ.get("PFLLIB", "")
 NEEDED = ("matplotlib", "calmsize", "sklearn", "torchvision")
+FLOWER = Path(os.environ.get("FLOWER_ENVIRONMENT") or sys.prefix, "bin", "python")
+"""The Python of Flower's environment, as for the relays of examples/deploy; by default that of pfl."""
 _RUN = """
 import runpy, sys
 from pflcli.core import vision
@@ -48,3 +50,31 @@ def test_a_method_of_pfllib_is_judged_on_a_partition(tmp_path, algorithm, rounds
     personalize("constant", tmp_path / "p", tmp_path / "constant", settings={"model": "mlp"})
     table = evaluate([tmp_path / "theirs", tmp_path / "constant"], tmp_path / "ev", baseline="constant").table()
     assert table.loc["theirs", "accuracy"] > table.loc["constant", "accuracy"] + 0.1
+
+
+def flower_lacks():
+    """Return what the environment of Flower lacks, or an empty text."""
+    asked = "import importlib.util, sys; print(*(m for m in sys.argv[1:] if importlib.util.find_spec(m) is None))"
+    line = [FLOWER, "-c", asked, "flwr", "ray", "torch", "h5py"]
+    lacking = subprocess.run(line, capture_output=True, text=True, check=True).stdout.split()
+    return f"FLOWER_ENVIRONMENT, the folder of an environment, lacks {', '.join(lacking)}" if lacking else ""
+
+
+@pytest.mark.long
+def test_flowers_fedavg_is_judged_on_a_partition(tmp_path):
+    if reason := flower_lacks():
+        pytest.skip(reason)
+    partition("writers", tmp_path / "p", clients=4, seed=0)
+    script = ROOT / "examples" / "other-tools" / "flower.py"
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    for name, options in {"plain": [], "tuned": ["--fine-tune", "5"]}.items():
+        rounds = ["--rounds", "10", "--participation", "0.5"]
+        line = [FLOWER, script, tmp_path / "p", tmp_path / f"{name}.csv", *rounds, *options]
+        ran = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+        import_predictions(tmp_path / f"{name}.csv", tmp_path / name, like=tmp_path / "p", name=name)
+    personalize("constant", tmp_path / "p", tmp_path / "constant", settings={"model": "mlp"})
+    made = [tmp_path / name for name in ("plain", "tuned", "constant")]
+    table = evaluate(made, tmp_path / "ev", baseline="constant").table()
+    assert table.loc["plain", "accuracy"] > table.loc["constant", "accuracy"] + 0.1
+    assert table.loc["tuned", "accuracy"] != table.loc["plain", "accuracy"]
