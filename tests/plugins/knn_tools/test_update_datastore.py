@@ -67,13 +67,12 @@ def two_halves(tmp_path_factory):
 
 
 def samples_by_client(path):
-    """Return a store's samples and vectors by client, training rows and validation rows apart."""
+    """Return the samples, classes and vectors of each client's store."""
     packed = datastore.read(open_artifact(path))
-    for client, train in enumerate(packed.train):
+    for client in range(len(packed.offsets) - 1):
         span = slice(packed.offsets[client], packed.offsets[client + 1])
         z = flat_vectors(packed.blob[packed.bytes[client] : packed.bytes[client + 1]])
-        sample, y = packed.sample[span], packed.y[span]
-        yield (sample[:train], y[:train], z[:train]), (sample[train:], y[train:], z[train:])
+        yield packed.sample[span], packed.y[span], z
 
 
 def test_parts_of_a_dataset_are_disjoint_and_complete(two_halves):
@@ -98,17 +97,15 @@ def test_concatenating_all_samples_equals_building_the_whole_datastore(two_halve
     update_datastore(two_halves / "d", two_halves / "e1", tmp_path / "d", policy="concatenate", first=0.5)
     build_datastore(two_halves / "e1", tmp_path / "whole")
     for actual, expected in zip(samples_by_client(tmp_path / "d"), samples_by_client(tmp_path / "whole"), strict=True):
-        for (sample, y, z), (ids, labels, vectors) in zip(actual, expected, strict=True):
-            order = np.argsort(sample)
-            np.testing.assert_array_equal(sample[order], ids)
-            np.testing.assert_array_equal(y[order], labels)
-            np.testing.assert_array_equal(z[order], vectors)
+        order = np.argsort(actual[0])
+        for values, known in zip(actual, expected, strict=True):
+            np.testing.assert_array_equal(values[order], known)
 
 
 def test_update_without_new_samples_keeps_the_datastore(two_halves, tmp_path):
     update_datastore(two_halves / "d", two_halves / "e1", tmp_path / "d", first=0.5, last=0.5)
     for actual, expected in zip(samples_by_client(tmp_path / "d"), samples_by_client(two_halves / "d"), strict=True):
-        for part, known in zip((*actual[0], *actual[1]), (*expected[0], *expected[1]), strict=True):
+        for part, known in zip(actual, expected, strict=True):
             np.testing.assert_array_equal(part, known)
 
 
@@ -117,24 +114,20 @@ def test_fifo_keeps_its_size_and_finally_contains_only_new_samples(two_halves, t
     new = embeddings.read(open_artifact(two_halves / "e2"))
     seed = open_artifact(two_halves / "b").manifest.request["seed"]
     before, after = [*samples_by_client(two_halves / "d")], [*samples_by_client(tmp_path / "d1")]
-    for client, (old, now) in enumerate(zip(before, after, strict=True)):
-        for split, (ids, *_), (sample, _, z) in zip(("train", "validation"), old, now, strict=True):
-            part = new[split]
-            span = slice(part.offsets[client], part.offsets[client + 1])
-            size = span.stop - span.start
-            first = np.sort(capacities.arrival_order(seed, split, client, size)[: int(np.ceil(round(0.1 * size, 6)))])
-            expected = [*ids, *part.sample[span][first]][-len(ids) :] if len(ids) else []
-            assert sample.tolist() == list(expected)
-            known = dict(zip(part.sample, part.z, strict=True))
-            for row, one in zip(z, sample, strict=True):
-                if one in known:
-                    np.testing.assert_array_equal(row, known[one])
+    part = new["train"]
+    known = dict(zip(part.sample, part.z, strict=True))
+    for client, ((ids, *_), (sample, _, z)) in enumerate(zip(before, after, strict=True)):
+        span = slice(part.offsets[client], part.offsets[client + 1])
+        size = span.stop - span.start
+        first = np.sort(capacities.arrival_order(seed, "train", client, size)[: int(np.ceil(round(0.1 * size, 6)))])
+        assert sample.tolist() == [*ids, *part.sample[span][first]][-len(ids) :]
+        for row, one in zip(z, sample, strict=True):
+            if one in known:
+                np.testing.assert_array_equal(row, known[one])
     update_datastore(tmp_path / "d1", two_halves / "e2", tmp_path / "d2", first=0.1)
-    for (one, _), (other, _) in zip(
-        samples_by_client(two_halves / "d"), samples_by_client(tmp_path / "d2"), strict=True
-    ):
+    for one, other in zip(samples_by_client(two_halves / "d"), samples_by_client(tmp_path / "d2"), strict=True):
         assert len(one[0]) == len(other[0])
-    assert {*np.concatenate([train[0] for train, _ in samples_by_client(tmp_path / "d2")])} & {*new["train"].sample}
+    assert {*np.concatenate([sample for sample, *_ in samples_by_client(tmp_path / "d2")])} & {*part.sample}
 
 
 class Progress(NullReporter):
@@ -206,7 +199,7 @@ def test_lambda_is_tuned_only_on_validation_samples_that_have_arrived(two_halves
     personalize("knn-per", tmp_path / "u", tmp_path / "k", options={"k": 3})
     old, new = (embeddings.read(open_artifact(two_halves / name))["validation"] for name in ("e1", "e2"))
     weight, arrived = read_lambda(tmp_path / "k"), datastore.read_arrived(open_artifact(tmp_path / "u"))
-    for client, ((_, y, z), _) in enumerate(samples_by_client(tmp_path / "u")):
+    for client, (_, y, z) in enumerate(samples_by_client(tmp_path / "u")):
         rows = []
         for part, share in ((old, 0.5), (new, 0.1)):
             first, last = part.offsets[client : client + 2]
