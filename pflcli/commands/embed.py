@@ -79,6 +79,7 @@ def embed(asked: Embed) -> Outcome:
             group=samples.group,
             is_ordered=samples.ordered,
             coarse=samples.coarse,
+            kept=samples.kept,
         )
         artifact.write(writer, stored, Codebook(book.dataset, (), tuple(classes), encoder=encoder.facts))
         summary = imported_dataset.summarize(stored, 0)

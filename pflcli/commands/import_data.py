@@ -21,6 +21,7 @@ from pflcli.core.errors import ConflictError, InputError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.core.wording import counted, listed
 from pflcli.data.formats import ABSENT, Roles
+from pflcli.data.formats.columns import split_names
 from pflcli.data.formats.images import Decoding
 from pflcli.data.preparation import cleaning, earlier_dataset, imported_dataset
 from pflcli.data.preparation.earlier_dataset import Earlier
@@ -58,7 +59,8 @@ def import_data(asked: ImportData) -> Outcome:
     missing = asked.missing
     _check_effects(asked, standardize_by, earlier)
     encoder = Encoder(asked.encoder_name or UNNAMED) if asked.embeddings else None
-    roles = Roles(asked.client, asked.label, asked.split_column, asked.group, asked.order)
+    keep = None if asked.keep is None else tuple(split_names(asked.keep))
+    roles = Roles(asked.client, asked.label, asked.split_column, asked.group, asked.order, keep)
     options = {name: getattr(asked, name) for name in (*vars(Decoding()), "layout", "samples")}
     typed, dialect = choose_dialect(asked, None if earlier is None else earlier.book.dialect)
     if earlier is not None:
@@ -156,7 +158,8 @@ class Conversion:
             **({} if source.layout is None else {"layout": source.layout}),
             **({} if source.samples is None else {"samples": source.samples}),
             **({"split_column": ABSENT} if source.roles.split == ABSENT else {}),
-            **{"split_column" if role == "split" else role: name for role, name in source.roles.metadata.items()},
+            **{"split_column" if role == "split" else role: name for role, name in source.roles.splitting.items()},
+            **({} if not source.roles.kept else {"keep": source.roles.kept}),
             **({} if self.earlier is None else {"like": self.earlier.digest}),
             **({"classes": True} if self.are_classes else {}),
             **({} if self.encoder is None else {"encoder": asdict(self.encoder)}),

@@ -104,7 +104,13 @@ def _locate(asked: NewClient, partition: Artifact, dialect: Dialect, preparation
     return UserData(
         path,
         form,
-        Roles(ABSENT, asked.label or _find_label(partition, form), asked.split_column),
+        Roles(
+            ABSENT,
+            asked.label or _find_label(partition, form),
+            asked.split_column,
+            keep=None if form == "images" else tuple(partition.manifest.summary.get("kept", ())),
+            may_lack=True,
+        ),
         asked.features,
         preparation.decoding,
         dialect,
@@ -206,7 +212,7 @@ def _number_samples(samples: NewClientSamples, model: ReopenedRun) -> LaterClien
     known = partitions.read(model.partition).sample
     known = known if model.later is None else np.concatenate([known, model.later.sample])
     first = int(known.max(initial=-1)) + 1
-    return LaterClients(samples.x, samples.y, first + samples.rows, samples.offsets)
+    return LaterClients(samples.x, samples.y, first + samples.rows, samples.offsets, samples.kept)
 
 
 def _append_client(

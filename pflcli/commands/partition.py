@@ -279,6 +279,7 @@ def _summary(result: artifact.Partition, samples: Samples, total: int, seed: int
         "without_test": int((result.sizes[:, 2] == 0).sum()),
         **({"by_time": True} if samples.ordered else {}),
         **(_measure_divergence(result, seed) if result.labels.kind == CLASSES else result.labels.facts()),
+        **({"kept": [*result.kept]} if result.kept else {}),
         **({} if result.cluster is None else {"clusters": np.bincount(result.cluster).tolist()}),
         **({} if result.new is None else {"new_clients": int(result.new.sum())}),
         **({} if result.poisoned is None else {"poisoned": int(result.poisoned.sum())}),

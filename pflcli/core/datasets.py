@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,7 +45,8 @@ class Samples:
     (n,) is the same for samples that belong together, such as one patient's; a client has them in one split.
     ``coarse`` (n,) is each sample's superclass. ``names`` (classes,) and ``features`` (d,) are the names of classes and
     features, if they have any. ``is_test`` (n,) and ``is_validation`` (n,) mark the published test and validation sets.
-    ``scaling`` is the scaling that features still need.
+    ``scaling`` is the scaling that features still need. ``kept`` are columns by which scores are grouped, words (n,)
+    each, empty where a value is missing; no method sees them.
     """
 
     x: NDArray[Any]
@@ -62,12 +63,14 @@ class Samples:
     is_validation: NDArray[np.bool_] | None = None
     group: NDArray[np.int64] | None = None
     task: Any = None
+    kept: Mapping[str, NDArray[np.str_]] = field(default_factory=dict)
 
     def take(self, rows: NDArray[np.int64]) -> Samples:
         """Return some of the samples."""
         names = ("x", "y", "owner", "coarse", "is_test", "is_validation", "group")
         known = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return replace(self, **{name: values[rows] for name, values in known.items()})
+        kept = {name: words[rows] for name, words in self.kept.items()}
+        return replace(self, kept=kept, **{name: values[rows] for name, values in known.items()})
 
     def sha256(self) -> str:
         """Return a hash of the data: the same samples in two folders make the same artifact."""
@@ -84,6 +87,8 @@ class Samples:
             digest.update(np.ascontiguousarray(self.group).data)
         if self.coarse is not None:
             digest.update(np.ascontiguousarray(self.coarse).data)
+        for name, words in self.kept.items():
+            digest.update("\n".join(["kept", name, *words.tolist()]).encode())
         return digest.hexdigest()
 
     def check(self, name: str) -> None:
@@ -92,6 +97,7 @@ class Samples:
         A feature is invalid if it is not finite, and a label if it is out of range.
         """
         marks = {"is_test": self.is_test, "is_validation": self.is_validation, "group": self.group}
+        marks |= {f"kept {name}": words for name, words in self.kept.items()}
         for key, array in {"y": self.y, "client": self.owner, "coarse": self.coarse, **marks}.items():
             if array is not None and len(array) != len(self.x):
                 raise InputError(f"{name}: x has {len(self.x)} rows, but {key} has {len(array)}")

@@ -112,6 +112,16 @@ class ImportData(TableOptions):
             metavar="COL,COL",
         ),
     ] = None
+    keep: Annotated[
+        str | Sequence[str] | None,
+        Typed(str, text=as_columns),
+        typer.Option(
+            help="Keep these columns or arrays with the samples, for scores by group (--group-scores), and do not learn"
+            " from them; 'none' drops those of --like.",
+            metavar="COL,COL",
+            show_default="none",
+        ),
+    ] = None
     categorical: Annotated[
         str | Sequence[str] | None,
         Typed(str, text=as_columns),

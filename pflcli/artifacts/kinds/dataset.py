@@ -7,8 +7,8 @@ still standardize them or fill in missing values (NaN) by training samples; with
 separately. If the imported file has splits, ``split`` (n,) int8 is 0 for training, 1 for validation and 2 for test. If
 it has groups of samples that belong together, such as one patient's, ``group`` (n,) int64 is the same for these. If
 classes have superclasses, ``coarse`` (n,) int64 is that of each sample. With attribute ``ordered``, samples are sorted
-by time. Names are UTF-8. ``codebook.json``: see ``codebook``. ``profile.csv`` has a row per column of the imported
-file; datasets of ``pfl embed`` have none.
+by time. Columns of ``--keep``: see ``kept_columns``. Names are UTF-8. ``codebook.json``: see ``codebook``.
+``profile.csv`` has a row per column of the imported file; datasets of ``pfl embed`` have none.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, field, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts import client_blocks, csv_file, h5_file
+from pflcli.artifacts import client_blocks, csv_file, h5_file, kept_columns
 from pflcli.artifacts import codebook as codebooks
 from pflcli.artifacts.codebook import Codebook
+from pflcli.artifacts.kept_columns import Kept
 from pflcli.artifacts.kinds import describe_count, describe_name
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
@@ -57,6 +58,7 @@ class Dataset:
     group: NDArray[np.int64] | None = None
     is_ordered: bool = False
     coarse: NDArray[np.int64] | None = None
+    kept: Kept = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ _SEPARATOR = " | "
 def write_profile(writer: ArtifactWriter, rows: Sequence[ColumnProfile]) -> None:
     """Write ``profile.csv``."""
     cells = ([_SEPARATOR.join(cell) if isinstance(cell, tuple) else cell for cell in astuple(row)] for row in rows)
-    writer.write(PROFILE, csv_file.encode([field.name for field in fields(ColumnProfile)], cells))
+    writer.write(PROFILE, csv_file.encode([each.name for each in fields(ColumnProfile)], cells))
 
 
 def read_profile(artifact: Artifact) -> list[ColumnProfile]:
@@ -119,6 +121,7 @@ def write(writer: ArtifactWriter, dataset: Dataset, codebook: Codebook) -> None:
     if dataset.features:
         arrays["features"] = _encoded(dataset.features)
     arrays |= {name: values for name in _OPTIONAL if (values := getattr(dataset, name)) is not None}
+    arrays |= kept_columns.encode(dataset.kept)
     attributes = {"standardize": dataset.standardize, "fill": dataset.fill}
     others = {"by_client": dataset.by_client, "ordered": dataset.is_ordered}
     # The others are written only if they are true, so that the bytes of other datasets stay the same.
@@ -133,11 +136,12 @@ def _encoded(names: list[str] | tuple[str, ...]) -> NDArray[Any]:
 
 def read(artifact: Artifact) -> Dataset:
     """Read a dataset; raises InputError if its file is damaged or inconsistent."""
+    where = str(artifact.path / FILE)
     with artifact.h5(FILE) as file:
         owners = np.asarray(file["owners"].asstr("utf-8")[...], dtype=np.str_) if "owners" in file else None
         owner = np.empty(0, np.int64) if owners is None else file["owner"][...]
         if owners is not None and len(owner) and not (owner.min() >= 0 and owner.max() < len(owners)):
-            raise InputError(f"{artifact.path / FILE} is inconsistent: an owner is outside 0..{len(owners) - 1}")
+            raise InputError(f"{where} is inconsistent: an owner is outside 0..{len(owners) - 1}")
         dataset = Dataset(
             x=h5_file.map_or_read(file["x"]),
             y=file["y"][...],
@@ -148,9 +152,9 @@ def read(artifact: Artifact) -> Dataset:
             fill=bool(file.attrs.get("fill", False)),
             by_client=bool(file.attrs.get("by_client", False)),
             is_ordered=bool(file.attrs.get("ordered", False)),
+            kept=kept_columns.read(file, where, len(file["y"])),
             **{name: file[name][...] for name in _OPTIONAL if name in file},
         )
-        where = str(artifact.path / FILE)
         client_blocks.check_labels(where, dataset.y, len(dataset.classes))
         if not len(dataset.x) == len(dataset.y) == (len(dataset.y) if dataset.owner is None else len(dataset.owner)):
             raise InputError(f"{where} is inconsistent: x, y and owner have different lengths")

@@ -5,23 +5,25 @@ dataset, ``offsets`` (3 m + 1,) int64 over the blocks (client, split) in the ord
 (m,) of the clients, UTF-8; attribute ``classes`` (count), of outputs if labels are not classes, which ``task`` of the
 summary then says. Optional: ``cluster`` (m,) int64, the true cluster of each
 client; ``new`` (m,) bool, the clients excluded from training the global model; ``poisoned`` (m,) bool and, if
-these manipulate their updates, ``update_factor`` and ``update_noise`` (m,) float64: see ``federation.attack``.
+these manipulate their updates, ``update_factor`` and ``update_noise`` (m,) float64: see ``federation.attack``. Columns
+by which scores are grouped, which no method sees: see ``kept_columns``.
 ``clients.csv``: one row per client. ``codebook.json``: see ``codebook``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts import client_blocks, h5_file
+from pflcli.artifacts import client_blocks, h5_file, kept_columns
 from pflcli.artifacts import codebook as codebooks
 from pflcli.artifacts.client_blocks import LazyRows
 from pflcli.artifacts.codebook import Codebook
+from pflcli.artifacts.kept_columns import Kept
 from pflcli.artifacts.kinds import describe_count, describe_name
 from pflcli.artifacts.manifest import Manifest, require_summary
 from pflcli.artifacts.reader import Artifact
@@ -55,6 +57,7 @@ class Partition:
     poisoned: NDArray[np.bool_] | None = None
     update_factor: NDArray[np.float64] | None = None
     update_noise: NDArray[np.float64] | None = None
+    kept: Kept = field(default_factory=dict)
 
     @property
     def classes(self) -> int:
@@ -126,7 +129,7 @@ def write(writer: ArtifactWriter, partition: Partition, codebook: Codebook) -> N
     }
     # An array, not an attribute: HDF5 limits attributes to 64 KiB, about 4,000 names.
     arrays["names"] = np.char.encode(np.asarray(partition.names, dtype=np.str_), "utf-8")
-    arrays |= partition._optional
+    arrays |= partition._optional | kept_columns.encode(partition.kept)
     writer.write_h5(FILE, arrays, {"classes": partition.classes})
     writer.write("clients.csv", _table(partition, codebook))
     codebooks.write(writer, codebook)
@@ -148,6 +151,7 @@ def _table(partition: Partition, codebook: Codebook) -> bytes:
 
 def read(artifact: Artifact) -> Partition:
     """Read a partition; raises InputError if its file is damaged or inconsistent."""
+    where = str(artifact.path / FILE)
     with artifact.h5(FILE) as file:
         partition = Partition(
             x=h5_file.map_or_read(file["x"]),
@@ -156,9 +160,9 @@ def read(artifact: Artifact) -> Partition:
             offsets=file["offsets"][...],
             names=[str(name) for name in file["names"].asstr("utf-8")[...]],
             labels=Labels(int(file.attrs["classes"]), **artifact.manifest.summary.get("task", {})),
+            kept=kept_columns.read(file, where, len(file["y"])),
             **{name: file[name][...] for name in (*_MARKS, *_ATTACK) if name in file},
         )
-        where = str(artifact.path / FILE)
         partition.check(where)
         totals = dict(zip(SPLITS, partition.sizes.sum(axis=0).tolist(), strict=True))
         found = {

@@ -9,7 +9,7 @@ had rounds, ``rounds.csv``, one row per round, and row 0 if it communicated befo
 clients had attention, ``attention.csv``: means over clients by round (``evaluation/metrics/client_relations.py``).
 Predictions of ``pfl stack`` have no rounds; their state is an exponent per learner. Those of ``pfl new-client`` have
 ``unseen.h5``, the samples of the clients that joined after the rounds, which are the last clients: ``x`` (n, ...),
-``y``, ``sample`` (n,), ``offsets`` (3 a + 1,) over the blocks (client, split).
+``y``, ``sample`` (n,), ``offsets`` (3 a + 1,) over the blocks (client, split), and their ``kept_columns``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts import client_blocks
+from pflcli.artifacts import client_blocks, kept_columns
+from pflcli.artifacts.kept_columns import Kept
 from pflcli.artifacts.kinds import describe_count, describe_name, read_labels
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
@@ -38,6 +39,7 @@ FILE = "predictions.h5"
 UNSEEN = "unseen.h5"
 _STATE = "state.safetensors"
 _FRAME = ("y", "sample", "offsets")
+_ARRAYS = ("x", *_FRAME)
 
 
 @dataclass(frozen=True)
@@ -69,20 +71,23 @@ class LaterClients:
     y: NDArray[np.int64]
     sample: NDArray[np.int64]
     offsets: NDArray[np.int64]
+    kept: Kept = field(default_factory=dict)
 
 
 def write_later_clients(writer: ArtifactWriter, later: LaterClients) -> None:
     """Write ``unseen.h5``."""
-    writer.write_h5(UNSEEN, {name: getattr(later, name) for name in ("x", "y", "sample", "offsets")})
+    arrays = {name: getattr(later, name) for name in _ARRAYS}
+    writer.write_h5(UNSEEN, arrays | kept_columns.encode(later.kept))
 
 
 def read_later_clients(artifact: Artifact) -> LaterClients | None:
     """Read the clients that joined after the rounds, None if there are none; raises InputError for a damaged file."""
     if UNSEEN not in artifact.manifest.files:
         return None
-    with artifact.h5(UNSEEN) as file:
-        later = LaterClients(**{name: file[name][...] for name in ("x", "y", "sample", "offsets")})
     where = f"{artifact.path}/{UNSEEN}"
+    with artifact.h5(UNSEEN) as file:
+        arrays = {name: file[name][...] for name in _ARRAYS}
+        later = LaterClients(**arrays, kept=kept_columns.read(file, where, len(arrays["y"])))
     client_blocks.check(where, later.offsets, len(later.x), len(later.y), len(later.sample))
     with artifact.h5(FILE) as file:
         client_blocks.check_labels(where, later.y, file["test"]["p"].shape[1])

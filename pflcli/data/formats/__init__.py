@@ -23,6 +23,9 @@ from pflcli.core.foreign import require_room, require_short
 ABSENT = "none"
 """The value of an option for a column that does not exist, such as the client's if samples have no clients yet."""
 
+KEEP = "keep "
+"""The beginning of the role of a kept column."""
+
 
 def hash_files(root: Path, paths: Iterable[Path]) -> str:
     """Return a hash of files and of their paths below ``root``, in this order."""
@@ -54,7 +57,8 @@ class Roles:
     """The columns of a table, or the arrays, with the metadata of samples; None if the user names none.
 
     ``client``, ``label`` and ``split`` contain each sample's client, class and split. ``group`` is the same for samples
-    that belong together, such as one patient's. ``order`` is the time of recording.
+    that belong together, such as one patient's. ``order`` is the time of recording. The columns ``keep`` are no
+    features; with ``may_lack``, a file may lack them.
     """
 
     client: str | None = None
@@ -62,9 +66,21 @@ class Roles:
     split: str | None = None
     group: str | None = None
     order: str | None = None
+    keep: tuple[str, ...] | None = None
+    may_lack: bool = False
 
     @property
     def metadata(self) -> dict[str, str]:
+        """The columns or arrays that the user named by role, that of a kept column being ``keep NAME``."""
+        return self.splitting | {f"{KEEP}{name}": name for name in self.kept}
+
+    @property
+    def kept(self) -> list[str]:
+        """The columns or arrays that are kept."""
+        return [name for name in self.keep or () if name != ABSENT]
+
+    @property
+    def splitting(self) -> dict[str, str]:
         """The columns or arrays of ``split``, ``group`` and ``order`` that the user named."""
         names = {"split": self.split, "group": self.group, "order": self.order}
         return {role: name for role, name in names.items() if name not in (None, ABSENT)}
@@ -72,7 +88,7 @@ class Roles:
 
 def option(role: str) -> str:
     """Return the option that names the column or array for a role."""
-    return {"split": "--split-column"}.get(role, f"--{role}")
+    return {"split": "--split-column"}.get(role, f"--{role.partition(' ')[0]}")
 
 
 @dataclass(frozen=True)
@@ -97,7 +113,7 @@ class RawSamples:
     ``place(sample, role, index)`` returns the place of a value in the file, where the role may be "features".
     ``columns`` are those of a table. A column with words has one 0/1 feature per word, all NaN if the word is missing.
     ``classes`` are the names of the labels, if the file has them. ``remarks`` are shown to the user. ``metadata`` has
-    the text (n,) of each of the roles split, group and order that the user named. ``dialect`` is how words are
+    the text (n,) of each of the roles of ``Roles.metadata``. ``dialect`` is how words are
     read. ``cell`` takes the arguments of ``place`` and returns the text of a cell; it is None for arrays and images.
     ``names`` are the columns or arrays of the roles. A ``condition`` makes two classes of the labels. With
     ``declares_classes``, the format says that each distinct label is a class, as a folder of images does.
@@ -126,7 +142,7 @@ class RawSamples:
         """Raise InputError unless all arrays have the same length, above 0; ``name`` is the file in the message."""
         lengths = {"features": len(self.x), "labels": len(self.label)}
         lengths |= {} if self.owner is None else {"clients": len(self.owner)}
-        lengths |= {f"values of the {role}": len(words) for role, words in self.metadata.items()}
+        lengths |= {f"values of the {role.removeprefix(KEEP)}": len(words) for role, words in self.metadata.items()}
         if len(set(lengths.values())) > 1:
             raise InputError(f"{name}: " + ", ".join(f"{count} {role}" for role, count in lengths.items()))
         if not len(self.label):

@@ -77,7 +77,7 @@ def read(
         place=lambda row, role, at: f"{where}: {array_of[role]}[{', '.join(map(str, (row, *at)))}]",
         classes=classes,
         remarks=(remark,) if remark else (),
-        metadata={role: loaded[role] for role in roles.metadata},
+        metadata={role: loaded[role] for role in roles.metadata if role in loaded},
         names=array_of,
         condition=condition,
     )
@@ -149,7 +149,7 @@ def _choose_arrays(where: str, names: Sequence[str], roles: Roles, features: str
     client = roles.client or next((name for name in ("owner", "client") if name in names), ABSENT)
     if client != ABSENT:
         array_of["client"] = client
-    array_of |= roles.metadata
+    array_of |= {role: name for role, name in roles.metadata.items() if name in names or not roles.may_lack}
     for role, name in array_of.items():
         if name not in names:
             error = missing_name_error(where, "array", name, names)

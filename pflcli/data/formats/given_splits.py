@@ -76,8 +76,8 @@ def add_splits(raw: RawSamples, words: NDArray[np.str_], roles: Roles, name: str
     """
     if roles.split == ABSENT:
         return raw
-    if roles.metadata:
-        typed = option(next(iter(roles.metadata)))
+    if roles.splitting:
+        typed = option(next(iter(roles.splitting)))
         raise UsageError(f"{typed} contradicts the splits of {name}: both define the splits", "--split-column none")
     return replace(raw, metadata={**raw.metadata, "split": words})
 

@@ -14,8 +14,8 @@ from pflcli.artifacts.codebook import Column
 from pflcli.artifacts.kinds.dataset import Dataset
 from pflcli.core.errors import InputError, UsageError
 from pflcli.core.wording import counted, listed
-from pflcli.data.formats import Like, RawSamples, labels, spellings
-from pflcli.data.formats.cells import MISSING, plain
+from pflcli.data.formats import KEEP, Like, RawSamples, labels, spellings
+from pflcli.data.formats.cells import MISSING, list_missing, plain
 from pflcli.data.formats.given_splits import parse_splits
 
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
@@ -66,7 +66,7 @@ def clean(
     x = raw.x if is_images or raw.x.dtype in (np.float32, np.float64) else raw.x.astype(np.float64)
     _require_storable(raw, name)
     remarks = list(raw.remarks)
-    raw = labels.read_labels(_read_names(raw), like, are_classes=are_classes)
+    raw = labels.read_labels(read_names(raw), like, are_classes=are_classes)
     lost = _find_incomplete(raw, x, missing)
     if lost.all():
         raise InputError(f"{name}: every sample lacks a value", *_column_hints(raw, x, lost))
@@ -96,8 +96,14 @@ def clean(
     groups = raw.metadata.get("group")
     group = None if groups is None else np.unique(groups[rows], return_inverse=True)[1].astype(np.int64)
     by_client = standardize_by == "client"
-    dataset = replace(dataset, by_client=by_client, split=split, group=group, is_ordered=is_ordered)
+    kept = {name: words[rows] for name, words in list_kept(raw).items()}
+    dataset = replace(dataset, by_client=by_client, split=split, group=group, is_ordered=is_ordered, kept=kept)
     return CleanSamples(dataset, columns, len(lost) - len(rows), tuple(remarks), raw)
+
+
+def list_kept(raw: RawSamples) -> dict[str, NDArray[np.str_]]:
+    """Return the words (n,) of each kept column, by its name."""
+    return {role.removeprefix(KEEP): words for role, words in raw.metadata.items() if role.startswith(KEEP)}
 
 
 def _feature_names(columns: Sequence[Column]) -> tuple[str, ...]:
@@ -106,13 +112,21 @@ def _feature_names(columns: Sequence[Column]) -> tuple[str, ...]:
     return tuple(feature for features in marked for feature in features)
 
 
-def _read_names(raw: RawSamples) -> RawSamples:
-    """Return the samples with one spelling for each client and each group; see ``spellings.read``."""
+def read_names(raw: RawSamples) -> RawSamples:
+    """Return the samples with one spelling for each client, group and kept value; see ``spellings.read``.
+
+    In a kept column, the same words are missing values as among features.
+    """
 
     def read(words: NDArray[np.str_], role: str) -> NDArray[np.str_]:
-        is_name = role in ("client", "group")
+        is_kept = role.startswith(KEEP)
+        is_name = is_kept or role in ("client", "group")
         dialect = raw.dialect if is_name else replace(raw.dialect, fold_case=False)
-        return spellings.read(words, role, lambda row: raw.place(row, role, ()), dialect, asks=is_name)
+        words = np.where(np.isin(words, list_missing(dialect)), "", words) if is_kept else words
+        noun = "value" if is_kept else role
+        return spellings.read(
+            words, noun, lambda row: raw.place(row, role, ()), dialect, asks=is_name, is_declared=is_kept
+        )
 
     metadata = {role: read(words, role) for role, words in raw.metadata.items()}
     return replace(raw, owner=None if raw.owner is None else read(raw.owner, "client"), metadata=metadata)
@@ -153,13 +167,14 @@ _COPY = "the features, label and client of an earlier one"
 
 def _require_storable(raw: RawSamples, name: str) -> None:
     """Raise InputError for names of clients, classes or columns that cannot be stored."""
-    by_role = {"label": raw.label, **({} if raw.owner is None else {"client": raw.owner})}
+    kept = {role: words for role, words in raw.metadata.items() if role.startswith(KEEP)}
+    by_role = {"label": raw.label, **({} if raw.owner is None else {"client": raw.owner}), **kept}
     for role, names in by_role.items():
         unusable = [each for each in np.unique(names).tolist() if not _is_storable(each)]
         if unusable:
             row = int(np.flatnonzero(names == unusable[0])[0])
             raise InputError(f"{raw.place(row, role, ())}: the name {unusable[0]!a} cannot be stored", _RENAME)
-    for each in [column.name for column in raw.columns] + list(raw.classes or ()):
+    for each in [column.name for column in raw.columns] + [*raw.classes, *raw.names.values()]:
         if not _is_storable(each):
             raise InputError(f"{name}: the name {each!a} cannot be stored", _RENAME)
 
@@ -229,7 +244,7 @@ def _find_incomplete(raw: RawSamples, x: NDArray[np.float64], missing: str) -> N
     holes = {
         "client": None if raw.owner is None else raw.owner == "",
         "label": raw.label == "",
-    } | {role: words == "" for role, words in raw.metadata.items()}
+    } | {role: words == "" for role, words in raw.metadata.items() if not role.startswith(KEEP)}
     if x.dtype.kind == "f" and missing != "median":
         holes["features"] = np.isnan(x.reshape(len(x), -1)).any(axis=1)
     known = {role: hole for role, hole in holes.items() if hole is not None}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pflcli.artifacts import client_blocks
+from pflcli.artifacts import client_blocks, kept_columns
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.core.datasets import SPLITS
 from pflcli.core.knn import capacity
@@ -39,4 +39,5 @@ def select_rows(partition: Partition, rows: Rows, sizes: list[int]) -> Partition
         y=partition.y[rows],
         sample=partition.sample[rows],
         offsets=client_blocks.offsets(sizes),
+        kept=kept_columns.select(partition.kept, rows),
     )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts import client_blocks
+from pflcli.artifacts import client_blocks, kept_columns
 from pflcli.artifacts.client_blocks import LazyRows
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.core import config, rng
@@ -128,6 +128,7 @@ def assemble(
         offsets=client_blocks.offsets([len(piece) for piece in client_rows]),
         names=name_clients(samples, parts),
         labels=Labels(samples.classes) if samples.task is None else Labels.of(samples.task),
+        kept=kept_columns.select(samples.kept, rows),
     )
 
 

@@ -57,9 +57,10 @@ class Earlier:
     def roles(self, roles: Roles) -> Roles:
         """Return ``roles`` with the old columns for those not given; if one defines splits, no old one does."""
         client, label = self.option("client", roles.client), self.option("label", roles.label)
+        keep = tuple(self.option("keep", roles.keep) or ())
         if roles.split is None and roles.group is None and roles.order is None:
-            return Roles(client, label, group=self.request.get("group"), order=self.request.get("order"))
-        return replace(roles, client=client, label=label)
+            return Roles(client, label, group=self.request.get("group"), order=self.request.get("order"), keep=keep)
+        return replace(roles, client=client, label=label, keep=keep)
 
     @property
     def digest(self) -> str:

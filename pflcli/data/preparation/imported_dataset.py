@@ -49,6 +49,7 @@ def load_samples(source: Artifact, root: Path | None, *, download: bool = False)
         coarse=stored.coarse,
         scaling=Scaling(standardize_by, stored.fill) if standardize_by or stored.fill else None,
         group=stored.group,
+        kept=stored.kept,
     )
     if stored.split is None:
         return samples
@@ -71,6 +72,7 @@ def summarize(dataset: datasets.Dataset, dropped: int) -> dict[str, Any]:
         "classes": {name: int(count) for name, count in zip(dataset.classes, counts, strict=True)},
         "features": list(dataset.features),
         "clients": None,
+        **({"kept": [*dataset.kept]} if dataset.kept else {}),
     }
     if dataset.owner is not None:
         sizes = np.unique(dataset.owner, return_counts=True)[1]

@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts import client_blocks
+from pflcli.artifacts import client_blocks, kept_columns
 from pflcli.artifacts.codebook import ClientScale, Codebook, floats
+from pflcli.artifacts.kept_columns import Kept
 from pflcli.core import rng, splits
 from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import InputError
 from pflcli.core.reporter import Reporter
 from pflcli.data.formats import Like, RawSamples, labels
 from pflcli.data.formats.given_splits import parse_splits
+from pflcli.data.preparation import cleaning
 from pflcli.data.preparation.preprocessing import Preprocessing, Scale, find_numeric_features, flatten_rows
 from pflcli.data.preparation.user_data import UserData
 
@@ -26,7 +28,7 @@ class NewClientSamples:
     """The preprocessed samples ``x`` (n, ...), ``y`` (n,) of a client, sorted by split.
 
     ``rows`` (n,) are their rows in the file, ``offsets`` (4,) the boundaries of the splits. ``scale`` is the client's
-    own scale, None if all clients share one.
+    own scale, None if all clients share one. ``kept`` are the kept columns that the file has.
     """
 
     x: NDArray[Any]
@@ -34,6 +36,7 @@ class NewClientSamples:
     rows: NDArray[np.int64]
     offsets: NDArray[np.int64]
     scale: ClientScale | None
+    kept: Kept
 
 
 def read(
@@ -72,6 +75,7 @@ def read(
         rows,
         client_blocks.offsets([len(part) for part in parts]),
         None if scale is None else ClientScale(client, floats(scale.mean), floats(scale.sd)),
+        kept_columns.select(cleaning.list_kept(cleaning.read_names(raw)), rows),
     )
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts.kinds.dataset import ColumnProfile
 from pflcli.core.wording import listed
-from pflcli.data.formats import RawSamples, is_number, option
+from pflcli.data.formats import KEEP, RawSamples, is_number, option
 from pflcli.data.formats.cells import is_date, quote
 
 Floats = NDArray[np.float64]
@@ -53,7 +53,9 @@ def profile(raw: RawSamples) -> list[ColumnProfile]:
     """
     roles = {"client": raw.owner, "label": raw.label, **raw.metadata}
     rows = [
-        _describe_words(raw.names.get(role, role), words, role) for role, words in roles.items() if words is not None
+        _describe_words(raw.names.get(role, role), words, "kept" if role.startswith(KEEP) else role)
+        for role, words in roles.items()
+        if words is not None
     ]
     if raw.owner is not None:
         rows = [

@@ -148,8 +148,8 @@ class UserData:
 
         ``typed`` is the part of ``dialect`` that was not taken over from earlier data.
         """
-        if len(self.roles.metadata) > 1:
-            first, second = [option(role) for role in self.roles.metadata][:2]
+        if len(self.roles.splitting) > 1:
+            first, second = [option(role) for role in self.roles.splitting][:2]
             raise UsageError(
                 f"{first} and {second} contradict each other: both define the splits", f"leave out {second}"
             )

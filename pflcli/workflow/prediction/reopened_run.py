@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pflcli.artifacts import codebook
+from pflcli.artifacts import codebook, kept_columns
 from pflcli.artifacts import initial_weights as initial
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import LINEAGE, predictions, require_classes
@@ -239,6 +239,7 @@ def append_clients(data: Partition, later: LaterClients, count: int) -> Partitio
         poisoned=None,
         update_factor=None,
         update_noise=None,
+        kept={},
         new=np.concatenate([known, np.ones(more, np.bool_)]),
     )
 
@@ -252,4 +253,5 @@ def join_later_clients(first: LaterClients | None, second: LaterClients) -> Late
         np.concatenate([first.y, second.y]),
         np.concatenate([first.sample, second.sample]),
         np.concatenate([first.offsets, first.offsets[-1] + second.offsets[1:]]),
+        kept_columns.join((first.kept, len(first.y)), (second.kept, len(second.y))),
     )
