@@ -94,6 +94,7 @@ PLUGINS: dict[str, set[str]] = {
     "demo": set(),
     "export": set(),
     "formats": set(),
+    "groups": set(),
     "knn_tools": set(),
     "page": set(),
     "referee": set(),

@@ -128,14 +128,14 @@ def table(
 def scores(artifact: Artifact, *, to_stderr: bool) -> None:
     """Print the table of an evaluation or a comparison, and its conclusion and notes on stderr."""
     from pflcli.artifacts.kinds.evaluation import read
-    from pflcli.evaluation.presentation import conclusion, notes, prediction_sets, tables
+    from pflcli.evaluation.presentation import conclusion, further_tables, notes, tables
 
     metrics = read(artifact)
     where = f"{artifact.path / 'table.csv'}, or pfl show {artifact.path} --json"
     table(*tables.build(metrics, artifact.kind), where=where, to_stderr=to_stderr)
-    if "sets" in metrics:
-        _print(sys.stderr if to_stderr else sys.stdout, "", prediction_sets.title(metrics))
-        table(*prediction_sets.table(metrics), where=str(artifact.path / "sets.csv"), to_stderr=to_stderr)
+    for title, further, name in further_tables.list_tables(metrics):
+        _print(sys.stderr if to_stderr else sys.stdout, "", title)
+        table(*further, where=str(artifact.path / name), to_stderr=to_stderr)
     for line in [*conclusion.Conclusion.read(metrics).sentences, *notes.list_notes(metrics)]:
         sentence(line)
 

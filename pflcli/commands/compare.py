@@ -35,7 +35,8 @@ def compare(asked: Compare) -> Outcome:
     first of ``metrics`` (default: as in the existing comparison, else accuracy) ranks methods and is the metric of
     gains, conclusion and picture; the others are computed too. ``positive`` names the positive one of two classes for
     sensitivity, specificity and average precision, by default the last class. ``coverage`` adds prediction sets that
-    contain the true class with this probability, calibrated on validation samples. With ``tune``, every method first
+    contain the true class with this probability, calibrated on validation samples. ``group_scores`` are
+    columns by whose values samples are scored in groups. With ``tune``, every method first
     has at most that many trials, which choose the values that ``options`` and ``settings`` leave open by that metric on
     validation samples.
 

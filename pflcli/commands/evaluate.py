@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.core import tasks
 from pflcli.core.errors import UsageError
 from pflcli.core.metrics import catalogue
-from pflcli.evaluation import coverage, round_costs, scoring, summary
+from pflcli.evaluation import added_scores, coverage, round_costs, scoring, summary
 from pflcli.options.evaluate import Evaluate
 from pflcli.options.function import command
 
@@ -32,16 +32,17 @@ def evaluate(asked: Evaluate) -> Outcome:
     methods, and gains, conclusion and picture use it; the others are computed too. ``positive`` names the positive one
     of two classes for sensitivity, specificity and average precision, by default the last class.
     ``coverage`` adds prediction sets that contain the true class with this probability, calibrated on validation
-    samples.
+    samples. ``group_scores`` are columns by whose values samples are scored in groups.
 
-    Raises UsageError for an unknown split, baseline, metric or class, a metric that is not defined for the classes, and
-    an invalid target, link or coverage; InputError if there are no validation samples to calibrate on.
+    Raises UsageError for an unknown split, baseline, metric, class or column, a metric that is not defined for the
+    classes, and an invalid target, link or coverage; InputError if there are no validation samples to calibrate on.
     """
     execution = asked.execution
     round_costs.check_target(asked.target)
     named = None if asked.metrics is None else catalogue.parse_names(asked.metrics)
     speeds = None if asked.link is None else round_costs.Link.parse(asked.link)
     coverage.check_options(asked.coverage, asked.split)
+    added = added_scores.parse(asked)
     artifacts = [
         item
         for source in asked.sources
@@ -58,7 +59,7 @@ def evaluate(asked: Evaluate) -> Outcome:
     for artifact in artifacts[1:]:
         codebook.require_same(artifacts[0], artifact, "classes")
     inputs = tuple(a.as_input(f"predictions {i}", Path(asked.out)) for i, a in enumerate(artifacts))
-    draft = ArtifactSpec("evaluation", _request(asked, metric_names, speeds), inputs)
+    draft = ArtifactSpec("evaluation", _request(asked, metric_names, speeds, added), inputs)
 
     def build(work: ArtifactWriter) -> Built:
         scored = scoring.score(
@@ -70,6 +71,7 @@ def evaluate(asked: Evaluate) -> Outcome:
             level=asked.coverage,
         )
         table = scoring.summarize(scored, asked.split, asked.baseline, asked.target, speeds)
+        table |= added_scores.summarize(added, scored, table)
         scoring.write(work, scored, table, "evaluation")
         best = table["methods"][0]["label"]
         return Built({"methods": len(table["methods"]), "predictions": len(scored), "best": best}, {})
@@ -77,7 +79,9 @@ def evaluate(asked: Evaluate) -> Outcome:
     return make(asked.out, draft, execution, build)
 
 
-def _request(asked: Evaluate, metric_names: Sequence[str], speeds: round_costs.Link | None) -> dict[str, Any]:
+def _request(
+    asked: Evaluate, metric_names: Sequence[str], speeds: round_costs.Link | None, added: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the request; options that are not given are left out, so that older requests still match."""
     request = {"split": asked.split, "baseline": asked.baseline, "statistics": summary.STATISTICS, "seed": 0}
     given = {
@@ -87,4 +91,4 @@ def _request(asked: Evaluate, metric_names: Sequence[str], speeds: round_costs.L
         "positive": asked.positive,
         "coverage": asked.coverage,
     }
-    return request | {name: value for name, value in given.items() if value is not None}
+    return request | {name: value for name, value in given.items() if value is not None} | dict(added)

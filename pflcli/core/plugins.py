@@ -14,6 +14,11 @@ name; a text such as ``show:table`` in them is an object in a module of the fold
     kinds of artifacts, each with the ``module`` that describes its files (``artifacts.kinds.Kind``), and functions of
     an artifact: ``print`` prints its table, ``facts`` returns what ``pfl show --json`` adds, ``section`` what a page
     shows
+``SCORES``
+    scores of predictions beside those of the table, each by the name of the option of ``evaluate`` and ``compare`` that
+    asks for them (``evaluation/added_scores.py``): functions that ``parse`` its value, ``require`` that it suits a
+    partition, and ``summarize`` scored predictions; the ``fields`` that these add to ``metrics.json``; and functions of
+    stored metrics that return ``tables``, ``notes``, and the ``numbers`` of CSV files
 ``FORMATS``
     formats that ``pfl import`` reads where the user names them, as in ``leaf:FOLDER``, each with its ``reader``
     (``data.preparation.user_data.Format``), the ``tool`` that wrote it, what it is called (``title``), the ``words``
@@ -46,6 +51,7 @@ _PARTS = {
     "demo": ("demo",),
     "export": ("export",),
     "formats": ("hf", "leaf", "tff"),
+    "groups": ("group_scores",),
     "knn_tools": ("sweep", "update-datastore"),
     "page": ("report",),
     "referee": ("import-predictions",),
@@ -54,10 +60,13 @@ _PARTS = {
     "tracking": ("track",),
 }
 """The plug-ins of pfl, and what each adds that a user may name, so that one that is missing can be named."""
+SCORE_OPTIONS = ("group_scores",)
+"""The options of ``evaluate`` and ``compare`` whose scores a plug-in computes: the names of ``SCORES``."""
 _NEEDED = {
     "COMMANDS": ("panel", "options", "function"),
     "GROUPS": None,
     "KINDS": (),
+    "SCORES": ("parse", "require", "summarize", "fields", "tables", "notes", "numbers"),
     "FORMATS": ("reader", "tool", "title", "words"),
     "BACKENDS": (),
 }
@@ -128,6 +137,8 @@ def _read(package: str, file: Path) -> PlugIn:
         for key, facts in constants.get(name, {}).items():
             if not isinstance(facts, str if needed is None else dict):
                 raise InputError(f"{file}: {name}[{key!r}] is not {'text' if needed is None else 'a mapping'}")
+            if name == "SCORES" and key not in SCORE_OPTIONS:
+                raise InputError(f"{file}: {name}[{key!r}] is none of the options {', '.join(SCORE_OPTIONS)}")
             if lacking := [fact for fact in needed or () if fact not in facts]:
                 raise InputError(f"{file}: {name}[{key!r}] lacks {lacking[0]}")
     return PlugIn(package, file.parent, constants)

@@ -34,7 +34,7 @@ from pflcli.evaluation import (
 from pflcli.evaluation.charts import clients as client_charts
 from pflcli.evaluation.charts.vega import Spec
 from pflcli.evaluation.metrics import gains
-from pflcli.evaluation.presentation import conclusion, notes, prediction_sets, tables
+from pflcli.evaluation.presentation import conclusion, further_tables, notes, tables
 from pflcli.evaluation.presentation.conclusion import ClientScores, Conclusion, Marks, mark_column
 from pflcli.evaluation.round_costs import Link
 from pflcli.evaluation.summary import Scored, ScoredPredictions
@@ -312,6 +312,8 @@ def write(work: ArtifactWriter, scored: Sequence[Scored], metrics: Mapping[str, 
     if "sets" in metrics:
         work.write(coverage.TABLE, coverage.render_table(metrics["sets"], [row["label"] for row in metrics["methods"]]))
         work.write(coverage.CLIENTS, coverage.render_client_table(scored))
+    for name, cells in further_tables.list_numbers(metrics).items():
+        work.write(name, csv_file.encode_rounded(*cells))
     work.write("table.md", render_markdown(metrics, kind).encode())
     work.write("table.csv", csv_file.encode_rounded(*tables.list_numbers(metrics)))
 
@@ -319,8 +321,7 @@ def write(work: ArtifactWriter, scored: Sequence[Scored], metrics: Mapping[str, 
 def render_markdown(metrics: Mapping[str, Any], kind: str) -> str:
     """Return ``table.md``: the tables, the conclusion and the notes."""
     shown = tables.build(metrics, kind).markdown()
-    if "sets" in metrics:
-        shown += f"\n{prediction_sets.title(metrics)}:\n\n{prediction_sets.table(metrics).markdown()}"
+    shown += "".join(f"\n{title}:\n\n{table.markdown()}" for title, table, _ in further_tables.list_tables(metrics))
     lines = [*conclusion.Conclusion.read(metrics).sentences, *notes.list_notes(metrics)]
     return shown + "".join(f"\n{line}\n" for line in lines)
 

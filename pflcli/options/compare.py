@@ -19,6 +19,7 @@ from pflcli.options.declaration import (
     Baseline,
     Coverage,
     FilePath,
+    GroupScores,
     InitialWeights,
     Link,
     Metrics,
@@ -114,6 +115,7 @@ class Compare(Options):
     metrics: Metrics = None
     positive: Positive = None
     coverage: Coverage = None
+    group_scores: GroupScores = None
     tune: Annotated[
         int | None,
         typer.Option(

@@ -269,6 +269,16 @@ Coverage = Annotated[
         metavar="F",
     ),
 ]
+GroupScores = Annotated[
+    Sequence[str] | None,
+    WORDS,
+    typer.Option(
+        help="Also report the scores of each group of samples with the same value in these columns, which `pfl import"
+        " --keep` kept or which are features.",
+        metavar="COL,COL",
+        show_default="no groups",
+    ),
+]
 Label = Annotated[
     str | None,
     typer.Option(

@@ -14,6 +14,7 @@ from pflcli.options.declaration import (
     ChosenMethod,
     ChosenSeed,
     Coverage,
+    GroupScores,
     Link,
     Metrics,
     Options,
@@ -53,5 +54,6 @@ class Evaluate(Options):
     metrics: Metrics = None
     positive: Positive = None
     coverage: Coverage = None
+    group_scores: GroupScores = None
     method: ChosenMethod = None
     seed: ChosenSeed = None

@@ -172,6 +172,11 @@ def runs_of_every_kind(small, tmp_path_factory):
     personalize("panm", at / "p-clusters", at / "panm-clusters", settings={**mlp, "model": "logistic"})
     create_federation(at / "fedavg", at / "fed")
     evaluate([at / "fedavg-new", at / "fedham-new"], at / "evaluation-new", target=0.1, link="10:50", coverage=0.8)
+    roles = {"client": "who", "label": "outcome", "keep": "city", "standardize": True}
+    import_data(at.parent / "visits.csv", at / "data-kept", **roles)
+    partition(at / "data-kept", at / "p-kept")
+    personalize("local", at / "p-kept", at / "local-kept", settings=mlp)
+    evaluate(at / "local-kept", at / "evaluation-kept", group_scores=["city"])
     return at
 
 

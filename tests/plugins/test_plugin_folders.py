@@ -54,6 +54,8 @@ for kind in {kinds}:
     Path(kind).mkdir()
     Path(kind, "manifest.json").write_text('{{"kind": "' + kind + '", "schema": 1}}')
     assert pfl("show", kind) == 3
+for option in {scores}:
+    assert pfl("evaluate", "c", "-o", "e", "--" + option.replace("_", "-"), "sex") == 2
 """
 
 
@@ -75,11 +77,12 @@ def run(code: str, folder: Path, *path: Path) -> subprocess.CompletedProcess[str
 
 
 def list_added(folder: str) -> dict[str, list[str]]:
-    """Return the commands, the forms and the kinds that a plug-in of pfl adds."""
+    """Return the commands, the forms, the kinds and the options of scores that a plug-in of pfl adds."""
     (plug,) = (plug for plug in plugins.found() if plug.folder.name == folder)
     commands = sorted({command.split()[0] for command in plug.constants.get("COMMANDS", {})})
     kinds = [kind for kind, facts in plug.constants.get("KINDS", {}).items() if "module" in facts]
-    return {"commands": commands, "forms": [*plug.constants.get("FORMATS", {})], "kinds": kinds}
+    forms, scores = ([*plug.constants.get(name, {})] for name in ("FORMATS", "SCORES"))
+    return {"commands": commands, "forms": forms, "kinds": kinds, "scores": scores}
 
 
 @pytest.mark.parametrize("hidden", [*([name] for name in FOLDERS), FOLDERS], ids=[*FOLDERS, "all"])
@@ -182,6 +185,7 @@ def write_package(site: Path, content: str | None, command: str = "foo") -> Path
         (f"COMMANDS = {{'partition': {RIGHT}}}", "pfl has a command of this name"),
         (f"COMMANDS = {{'track': {RIGHT}}}", "'track' of COMMANDS of plug-in pfl_broken is left out"),
         ("GROUPS = {'bar': 'Bar.'}", "a group needs commands"),
+        ("SCORES = {'bar': {}}", "SCORES['bar'] is none of the options group_scores"),
     ],
 )
 def test_a_broken_plugin_is_named_and_left_out(tmp_path, content, answer):

@@ -5,7 +5,7 @@ row per method, seed and client. ``runs.csv``: a row per method and seed. ``tabl
 tables, in the units of ``metrics.json`` and formatted for reading. ``accuracy.png``: accuracies by client; with
 ``--metric auroc``, ``auroc.png``. ``accuracy.vl.json``: the Vega-Lite specification of the picture. With
 ``--coverage``: ``sets.csv``, a row per method and threshold, and ``sets_clients.csv``, a row per method, seed and
-client.
+client. With ``--group-scores``: ``groups.csv``, a row per column, method and group of samples.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing_extensions import TypedDict
 from pflcli.artifacts.kinds import describe_count, describe_name
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
+from pflcli.core import plugins
 
 SCHEMA = 1
 MADE_BY = "pfl evaluate PREDICTIONS... -o DIR"
@@ -165,6 +166,8 @@ class _Metrics(TypedDict):
 def read(artifact: Artifact) -> dict[str, Any]:
     """Return the metrics of an evaluation or a comparison; raises InputError if their file is damaged."""
     metrics: dict[str, Any] = artifact.json(METRICS, _Metrics)
+    for name in plugins.added("SCORES"):
+        artifact.json(METRICS, plugins.load("SCORES", name, "fields"))
     with artifact.parsing(METRICS):
         for row in metrics["methods"]:
             for name, metric in row["metrics"].items():

@@ -8,7 +8,7 @@ from typing import Any
 from pflcli.core.metrics import catalogue
 from pflcli.core.wording import as_typed, counted
 from pflcli.evaluation.metrics import gains
-from pflcli.evaluation.presentation import prediction_sets, tables
+from pflcli.evaluation.presentation import further_tables, tables
 
 
 def _describe_splits(methods: Sequence[Mapping[str, Any]], *, validated: bool) -> list[str]:
@@ -201,7 +201,7 @@ def list_notes(metrics: Mapping[str, Any]) -> list[str]:
         *_describe_references(rows),
         *_describe_transductive(rows),
         *_describe_privacy(rows),
-        *prediction_sets.notes(metrics),
+        *further_tables.list_notes(metrics),
     ]
     marks = [m for m in rows if any(m["metrics"].get(n, {}).get("exceeds_chance") for n in ("better_off", "worse_off"))]
     if marks:

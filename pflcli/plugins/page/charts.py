@@ -14,7 +14,7 @@ from pflcli.evaluation.charts import vega
 from pflcli.evaluation.charts.vega import GREY, LIGHT, Row, Spec, channel
 from pflcli.evaluation.presentation import tables
 from pflcli.evaluation.stored_comparison import Comparison, metric_value
-from pflcli.plugins.page import learning
+from pflcli.plugins.page import group_chart, learning
 from pflcli.plugins.page.chart import (
     FADED,
     HEIGHT,
@@ -57,6 +57,7 @@ def draw(comparison: Comparison, runs: Runs) -> list[Chart]:
     if comparison.clients.baseline is not None:
         charts += [_draw_cost(comparison), _draw_dumbbell(comparison)]
     charts += learning.draw(comparison, runs)
+    charts += [group_chart.draw(comparison, *pair) for pair in enumerate(comparison.metrics.get("groups", ()))]
     charts += _draw_tuned(comparison)
     if runs.holdings is not None:
         charts.append(_draw_holdings(runs.holdings))

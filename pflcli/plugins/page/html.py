@@ -22,11 +22,12 @@ from pflcli.core.metrics import catalogue
 from pflcli.core.wording import counted
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.lineage import HEADINGS, Lineage, list_commands
-from pflcli.evaluation.presentation import prediction_sets, tables
+from pflcli.evaluation.presentation import further_tables, tables
 from pflcli.evaluation.presentation.conclusion import DAGGER, Marks, explain_marks
 from pflcli.evaluation.presentation.section import Section as Other
 from pflcli.evaluation.stored_comparison import Comparison
 from pflcli.plugins.page.chart import Chart
+from pflcli.plugins.page.group_chart import GROUPS
 from pflcli.plugins.page.runs import Runs
 
 GENERATOR = '<meta name="generator" content="pfl report'
@@ -184,7 +185,7 @@ def _render_section(section: Section, number: int, several: bool) -> str:
         f'<section class="comparison" id="c{number}">{heading}\n'
         f'<div class="answer"><p>{escape(lead)}</p><ul>{points}</ul></div>\n{_render_facts(section)}'
         f"<h3>All methods</h3>\n{_render_tools(comparison, number)}{_render_table(section)}"
-        f'<ul class="notes">{notes}</ul>\n{_render_sets(comparison)}'
+        f'<ul class="notes">{notes}</ul>\n{_render_further(section)}'
         f'<h3>Pictures</h3>\n<div class="pictures">{_render_figures(section, number)}</div>\n'
         f"{_render_method_descriptions(comparison)}{_render_commands(section)}{_render_lineage(section.lineage)}</section>\n"
     )
@@ -296,13 +297,16 @@ def _render_table(section: Section) -> str:
     return f'{region}<table class="sortable">{body}</table></div>\n{_SCROLL_HINT}'
 
 
-def _render_sets(comparison: Comparison) -> str:
-    """Return the table of prediction sets; nothing without ``--coverage``."""
-    if "sets" not in comparison.metrics:
-        return ""
-    table = prediction_sets.table({**comparison.metrics, "methods": comparison.rows})
-    title = prediction_sets.title(comparison.metrics)
-    return f"<h3>{escape(title)}</h3>\n{_render_plain_table(table.heading, table.rows, title)}\n"
+def _render_further(section: Section) -> str:
+    """Return the tables of prediction sets and of scores by group, the latter with their pictures."""
+    comparison, html = section.comparison, ""
+    charts = zip(section.charts, section.stills, strict=True)
+    pictures = [_render_figure(section, *pair) for pair in charts if pair[0].key.startswith(GROUPS)]
+    for title, table, name in further_tables.list_tables({**comparison.metrics, "methods": comparison.rows}):
+        html += f"<h3>{escape(title)}</h3>\n{_render_plain_table(table.heading, table.rows, title)}\n"
+        if name.startswith(GROUPS) and pictures:
+            html += f'<div class="pictures">{pictures.pop(0)}</div>\n'
+    return html
 
 
 def _select_columns(comparison: Comparison) -> list[str]:
@@ -326,8 +330,9 @@ def _sort_key(cell: str) -> str:
 
 
 def _render_figures(section: Section, number: int) -> str:
-    """Return all pictures; of those that the reader chooses among, one is shown at a time, also without a script."""
-    pictures = zip(section.charts, section.stills, strict=True)
+    """Return all pictures but those of groups, one at a time of those that the reader chooses among."""
+    charts = zip(section.charts, section.stills, strict=True)
+    pictures = (pair for pair in charts if not pair[0].key.startswith(GROUPS))
     html = ""
     for is_choice, group in groupby(pictures, key=lambda pair: bool(pair[0].choice)):
         figures = [(chart, _render_figure(section, chart, still)) for chart, still in group]

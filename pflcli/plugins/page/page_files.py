@@ -17,7 +17,7 @@ from pflcli.artifacts import csv_file, disk, plain_output
 from pflcli.core.errors import ConflictError, InputError, UsageError
 from pflcli.evaluation import coverage
 from pflcli.evaluation.lineage import list_commands
-from pflcli.evaluation.presentation import tables
+from pflcli.evaluation.presentation import further_tables, tables
 from pflcli.evaluation.presentation.section import Section as Other
 from pflcli.evaluation.scoring import replace_nonfinite
 from pflcli.plugins.page import html
@@ -104,8 +104,9 @@ def _read_beginning(path: Path) -> str:
 def build_files(sections: Sequence[Section], others: Sequence[tuple[str, Other]]) -> dict[str, bytes]:
     """Return the files by name: ``report.json``, and CSV files of each comparison and each of the ``others`` by kind.
 
-    Comparison N has ``N-methods.csv``, ``N-clients.csv`` and ``N-rounds.csv``, and with prediction sets also
-    ``N-sets.csv`` and ``N-sets_clients.csv``. Other artifacts have files such as ``KIND-N-table.csv``.
+    Comparison N has ``N-methods.csv``, ``N-clients.csv`` and ``N-rounds.csv``, with prediction sets also ``N-sets.csv``
+    and ``N-sets_clients.csv``, and with scores by group ``N-groups.csv``. Other artifacts have files such as
+    ``KIND-N-table.csv``.
     """
     content: dict[str, bytes] = {}
     for number, section in enumerate(sections, 1):
@@ -115,6 +116,8 @@ def build_files(sections: Sequence[Section], others: Sequence[tuple[str, Other]]
         if "sets" in section.comparison.metrics:
             for name in (coverage.TABLE, coverage.CLIENTS):
                 content[f"{number}-{name}"] = artifact.read(name)
+        for name in further_tables.list_numbers(section.comparison.metrics):
+            content[f"{number}-{name}"] = artifact.read(name)
         if section.runs.curves:
             content[f"{number}-rounds.csv"] = csv_file.encode(_ROUNDS, _list_rounds(section))
     numbers, entries = Counter[str](), dict[str, list[Mapping[str, Any]]]()

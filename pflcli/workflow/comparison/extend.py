@@ -28,6 +28,7 @@ _ADDED = {
     "metric": "metric",
     "positive": "positive class",
     "coverage": "coverage",
+    "group_scores": "scores by",
     "looks": "looks from and up to these numbers of seeds:",
 }
 """Parts of a request that may be added to an existing comparison, in words."""

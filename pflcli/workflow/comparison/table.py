@@ -19,7 +19,7 @@ from pflcli.core.errors import InputError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.core.metrics import catalogue
 from pflcli.core.settings import Settings
-from pflcli.evaluation import coverage, round_costs, scoring, stack_references, summary
+from pflcli.evaluation import added_scores, coverage, round_costs, scoring, stack_references, summary
 from pflcli.evaluation.metrics.looks import Looks
 from pflcli.options.compare import Compare
 from pflcli.workflow.comparison import tunings
@@ -46,6 +46,7 @@ class TableOptions:
     metrics: tuple[str, ...] | None
     positive: str | None
     coverage: float | None
+    group_scores: Sequence[str] | None = None
 
     @classmethod
     def read(cls, asked: Compare) -> TableOptions:
@@ -53,7 +54,8 @@ class TableOptions:
         round_costs.check_target(asked.target)
         coverage.check_options(asked.coverage)
         metrics = None if asked.metrics is None else catalogue.parse_names(asked.metrics)
-        return cls(asked.target, asked.link, metrics, asked.positive, asked.coverage)
+        added = added_scores.parse(asked)
+        return cls(asked.target, asked.link, metrics, asked.positive, asked.coverage, **added)
 
     def metric(self, table: Path, partition: Artifact, *, force: bool) -> str:
         """Return the metric that ranks methods: the first given, that of an existing ``table``, or that of the task."""
@@ -78,6 +80,7 @@ class TableOptions:
             self.metrics or existing.metrics,
             self.positive or request.get("positive"),
             self.coverage or request.get("coverage"),
+            self.group_scores or request.get("group_scores"),
         )
 
     def request(self, baseline: str, partitions: Mapping[int, Artifact]) -> dict[str, Any]:
@@ -99,6 +102,8 @@ class TableOptions:
                     f"{partition.path} has no validation samples, which --coverage calibrates on",
                     "pfl partition DATASET -o DIR --fractions 0.6,0.2,0.2",
                 )
+        added = {} if self.group_scores is None else {"group_scores": self.group_scores}
+        added_scores.require(added, partition)
         return {
             "split": SPLIT,
             "baseline": baseline,
@@ -108,6 +113,7 @@ class TableOptions:
             **({} if metrics == catalogue.DEFAULT else {"metric": list(metrics)}),
             **({} if self.positive is None else {"positive": self.positive}),
             **({} if self.coverage is None else {"coverage": self.coverage}),
+            **added,
         }
 
     def require_calibration(self, variants: Sequence[Variant], training: Settings) -> None:
@@ -207,6 +213,7 @@ class Table:
             warnings = [*metrics["warnings"], *stack_references.find_warnings(scores, pooled)]
             metrics |= {"stacks": beside, "warnings": warnings}
         metrics |= record
+        metrics |= added_scores.summarize(request, scores, metrics)
         scoring.write(work, scores, metrics, NAME)
         best = metrics["methods"][0]["label"]
         facts = {"methods": len(metrics["methods"]), "predictions": len(scores), "best": best, "failed": failed}
