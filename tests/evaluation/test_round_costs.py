@@ -243,6 +243,30 @@ def test_simulated_seconds_do_not_depend_on_local_workers():
     assert round_costs.Link.parse("1:4").transfer(row) == pytest.approx(6)
 
 
+def test_rounds_of_a_method_that_sends_after_those_of_its_backbone_are_both(tmp_path):
+    """As of gaussian-head, which sends counts and means of classes once: row 0 is its own, the rounds are not."""
+    draft = ArtifactSpec("backbone", {"method": "fedavg", "options": {}, "settings": {}, "seed": 0}, ())
+    with ArtifactWriter(tmp_path / "b", draft).prepare() as work:
+        work.write("rounds.csv", SHARED.encode())
+        work.commit({"rounds": 3}, {})
+    trained = open_artifact(tmp_path / "b")
+    own = HEAD + "0,2,,,,,3000000,1000000,0,2.5\n"
+    draft = ArtifactSpec(
+        "predictions",
+        {"method": "gaussian-head", "options": {}, "settings": {}, "seed": 0},
+        (trained.as_input("backbone", tmp_path / "m"),),
+    )
+    with ArtifactWriter(tmp_path / "m", draft).prepare() as work:
+        work.write("rounds.csv", own.encode())
+        work.commit({"rounds": 3, "clients": 4, "participants": 4, "model_bytes": 100_000}, {})
+    run, link = open_artifact(tmp_path / "m"), round_costs.Link.parse("1:4")
+    assert round_costs.find_rounds(run).path == trained.path
+    assert round_costs.reported_round(run) == 3
+    assert round_costs.read_rounds(run)[0] == "validation_accuracy"
+    both = round_costs.simulate_seconds(trained, link) + 2.5 + 12 + 1  # 1.5 MB up and 0.5 MB down for each of two
+    assert round_costs.simulate_seconds(run, link) == pytest.approx(both)
+
+
 @pytest.mark.parametrize("text", ["10", "10:0", "-1:5", "a:b", "1:2:3", "inf:1", "nan:1"])
 def test_link_parse_refuses_invalid_speeds(text):
     with pytest.raises(UsageError, match="is not two speeds in Mbit/s"):

@@ -95,6 +95,7 @@ _ENTRIES = (
     Metric("gain", "fraction", BY_SAMPLES, "gain", percent=True, compared=2),
     Metric("better_off", "fraction", ALIKE, "better off (chance)", percent=True, compared=2, gives_way=190),
     Metric("worse_off", "fraction", ALIKE, "worse off (chance)", percent=True, compared=2, gives_way=150),
+    Metric("reported_round", "round", "seeds", "rounds", gives_way=125, digits=0),
     Metric("bytes_up", "bytes", "total of a run"),
     Metric("bytes_down", "bytes", "total of a run"),
     Metric("bytes_peer", "bytes", "total of a run"),
@@ -106,7 +107,6 @@ _ENTRIES = (
         "processor_seconds", "seconds", "a run and its worker processes, with the artifacts", "CPU seconds",
         gives_way=50,
     ),
-    Metric("reported_round", "round", "seeds", "rounds", gives_way=125),
     Metric("rounds_to_target", "rounds", _REACHED, "rounds to {target}", gives_way=170),
     Metric("seconds_to_target", "seconds", _REACHED, "seconds to {target}", gives_way=100),
     Metric(
