@@ -5,6 +5,7 @@
 #   bash examples/all-methods.sh fashion-mnist --root FOLDER      20 clients, Dirichlet 0.1
 #   bash examples/all-methods.sh writers later                    rivals of kNN-Per, with gains over it, on the models
 #                                                                 that FedAvg and FedAdam have trained
+#   bash examples/all-methods.sh writers --tune 8 --out DIR       each method tuned by eight trials
 #
 # More options: examples/papers/setup.sh.
 set -euo pipefail
@@ -13,27 +14,28 @@ set -euo pipefail
 dataset=${1:-writers}
 runs=$(runs "$dataset")
 who=(--scheme natural)
-how=(--model mlp --rounds 60 --participation 0.4 --batch-size 10 --lr 0.05 --eval-every 5)
+how=(--model mlp --rounds 60 --participation 0.4 --batch-size 10 --eval-every 5) rate=0.05
 if [ "$dataset" != writers ]; then
   who=(--scheme dirichlet --set alpha=0.1 --clients 20 --min-samples 10)
-  how=(--model cnn --rounds 200 --participation 1 --batch-size 10 --lr 0.005 --eval-every 10)
+  how=(--model cnn --rounds 200 --participation 1 --batch-size 10 --eval-every 10) rate=0.005
   if [ "$size" = small ]; then
     who+=(--part 1/10)
-    how=(--model mlp --rounds 30 --participation 1 --batch-size 10 --lr 0.05 --eval-every 5)
+    how=(--model mlp --rounds 30 --participation 1 --batch-size 10 --eval-every 5) rate=0.05
   fi
 fi
+((${#tuning[@]})) || how+=(--lr "$rate")  # unless it is tuned
 partitions=()
-for seed in "${seeds[@]}"; do
+for seed in "${draws[@]}"; do
   partitions+=("$runs/partition-$seed")
   pfl partition "$dataset" "${who[@]}" "${root[@]+"${root[@]}"}" --seed "$seed" -o "$runs/partition-$seed" -q
 done
 if [ "${2:-}" = later ]; then
   rivals=fedavg,fedavg-plus,knn-per,knn-per-extended@distance,knn-per-plus,gaussian-head,prior
-  how+=(--set knn-per-extended@distance.decay=auto --baseline knn-per)
+  how+=("${tuning[@]+"${tuning[@]}"}" --set knn-per-extended@distance.decay=auto --baseline knn-per)
   pfl compare "${partitions[@]}" -o "$runs/later" "${how[@]}" --methods "$rivals,pfedfda,fedala,feddbe,fedrod,fedproto"
   pfl compare "${partitions[@]}" -o "$runs/fedadam" "${how[@]}" --methods "$rivals" --set fedavg.server=adam
   exit
 fi
-pfl compare "${partitions[@]}" -o "$runs" "${how[@]}" \
+pfl compare "${partitions[@]}" -o "$runs" "${how[@]}" "${tuning[@]+"${tuning[@]}"}" \
   --set fedattn@faithful.form=faithful --set fedham@faithful.form=faithful --set panm@grad.metric=grad \
   --methods all,fedattn@faithful,fedham@faithful,panm@grad

@@ -241,6 +241,24 @@ def test_figures_vary_what_the_papers_vary(record_recipe):
     assert "pfedgp" in methods
 
 
+@pytest.mark.parametrize(
+    "recipe", ["knn-per/tables.sh writers", "fedham/tables.sh v-mnist", "../all-methods.sh writers"]
+)
+def test_recipe_of_rivals_tunes_them_on_one_partition_under_all_seeds(record_recipe, recipe):
+    lines = record_recipe(recipe, "--seeds", "3,4", "--tune", "8")
+    drawn = {parse_options(line)[0]["--seed"] for line in lines if line[0] == "partition"}
+    assert drawn == {"3"}
+    for line in (line for line in lines if line[0] == "compare"):
+        options = parse_options(line)[0]
+        assert (options["--tune"], options["--seeds"]) == ("8", "3,4")
+        assert "--lr" not in options
+        assert sum("partition-" in word for word in line) == 1
+
+
+def test_recipe_without_rivals_refuses_to_tune(record_recipe):
+    assert record_recipe("knn-per/figures.sh cifar10", "--tune", "8", code=2) == []
+
+
 def test_recipe_refuses_misspelt_arguments(record_recipe):
     assert record_recipe("knn-per/tables.sh cifar11", code=2) == []
     assert record_recipe("knn-per/figures.sh writers", code=2) == []

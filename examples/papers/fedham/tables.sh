@@ -23,7 +23,7 @@ setting lam "$name" lam
 setting upper "$name" upper
 setting warmup "$name" figure-5-warmup
 partitions=()
-for seed in "${seeds[@]}"; do
+for seed in "${draws[@]}"; do
   partitions+=("$runs/partition-$seed")
   pfl partition "$dataset" "${who[@]}" "${root[@]+"${root[@]}"}" --seed "$seed" -o "$runs/partition-$seed" -q
 done
@@ -43,7 +43,8 @@ for count in "${counts[@]+"${counts[@]}"}"; do
     clusters+=(--set "fedham@k$count.k=$count")
   fi
 done
-pfl compare "${partitions[@]}" -o "$runs" "${how[@]}" "${weights[@]+"${weights[@]}"}" --methods "$methods" \
+pfl compare "${partitions[@]}" -o "$runs" "${how[@]}" "${weights[@]+"${weights[@]}"}" \
+  "${tuning[@]+"${tuning[@]}"}" --methods "$methods" \
   --set fedsgd@minibatch.batch=minibatch --set "fedham@lambda.lam=$lam" --set "fedavg-plus@ftl.upper=$upper" \
   --set fedham@faithful.form=faithful --set fedham@untrained.ham_epochs=0 --set fedham@faithful-untrained.form=faithful \
   --set fedham@faithful-untrained.ham_epochs=0 --set fedham@aml1.variant=aml1 --set fedham@aml2.variant=aml2 \

@@ -20,10 +20,11 @@ how+=(--answer-train)  # for the parentheses of Table 3
 for share in "${late[@]}"; do
   runs=$(runs "$experiment")/new-clients-$share
   partitions=()
-  for seed in "${seeds[@]}"; do
+  for seed in "${draws[@]}"; do
     partitions+=("$runs/partition-$seed")
     pfl partition "$dataset" "${who[@]}" "${root[@]+"${root[@]}"}" --new-clients "$share" --seed "$seed" \
       -o "$runs/partition-$seed" -q
   done
-  pfl compare "${partitions[@]}" -o "$runs" "${how[@]}" "${weights[@]+"${weights[@]}"}" --methods "${methods[@]}"
+  pfl compare "${partitions[@]}" -o "$runs" "${how[@]}" "${weights[@]+"${weights[@]}"}" \
+    "${tuning[@]+"${tuning[@]}"}" --methods "${methods[@]}"
 done

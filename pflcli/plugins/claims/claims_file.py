@@ -75,7 +75,8 @@ class Experiment:
     weights: bool | None = None
     """whether networks start from the weights that the command is given, not from random ones"""
     tune: Annotated[int, Ge(1)] | None = None
-    """tune every method on each partition with at most this many trials, as ``pfl compare --tune`` does"""
+    """tune every method on each partition with at most this many trials, as ``pfl compare --tune`` does; learning
+    rates are among what is tuned, also if ``training`` has one, unless it is in a claim's grid"""
     papers: Options = field(default_factory=dict)
     """what the paper has instead, of the options and settings that differ and that the settings cite (``cited``)"""
 

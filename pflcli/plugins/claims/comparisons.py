@@ -108,6 +108,8 @@ def _plan_comparison(
     )
     check_options(changed, f"[experiments.{name}] with {', '.join(words)}")
     full = name if changed == experiment else f"{name}@{'+'.join(words)}"
+    if changed.tune is not None and "training.lr" not in at:  # tuning chooses what is not set
+        changed = replace(changed, training={key: value for key, value in changed.training.items() if key != "lr"})
     return PlannedComparison(full, full, changed, range(claim.seeds) if seeds is None else seeds)
 
 

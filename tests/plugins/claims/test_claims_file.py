@@ -148,6 +148,13 @@ def test_a_tuned_experiment_has_a_comparison_for_each_seed_which_decide_together
     assert [cell.comparison for cell in cells["better"]] == ["writers", "writers@rounds-9"]
 
 
+def test_learning_rate_of_a_tuned_experiment_is_open_unless_the_grid_has_it(read):
+    text = EXPERIMENT.replace("rounds = 5", "rounds = 5, lr = 0.5") + "tune = 4\n" + CLAIM
+    for grid, expected in (("", {"rounds": 5}), ('grid = { "training.lr" = [0.1] }\n', {"rounds": 5, "lr": 0.1})):
+        file = read(text + grid)
+        assert [item.experiment.training for item in plan(file, file.claims, [0])[0].values()] == [expected]
+
+
 def test_trials_of_the_settings_are_taken_over(read):
     text = 'settings = "settings.toml"\n[experiments.writers]\nlike = "one.classes"\n' + CLAIM
     assert read(text).experiments["writers"].tune == 6
