@@ -31,7 +31,8 @@ from pflcli.options.declaration import (
 class Tune(Options):
     """Choose options and training settings of a method on validation samples.
 
-    Every trial is an ordinary artifact. Pass DIR/tuning/best.toml to --config of personalize or compare.
+    Every trial is an ordinary artifact. With 20 rounds or more, trials run a quarter of them, and the best two of these
+    all. Pass DIR/tuning/best.toml to --config of personalize or compare.
 
     Examples:
         pfl tune ditto runs/p -o runs/t --search lr=0.03,0.1 --search lam=0.1,1
