@@ -156,10 +156,8 @@ def mean_gain(
     mean = float(means.mean())
     if seeds == 1:
         return Estimate.by_student(mean, math.sqrt(of_clients), max(1.0, effective - 1))
-    own, common = (
-        float(np.trace(products)) / seeds,
-        float(products.sum() - np.trace(products)) / (seeds * (seeds - 1)),
-    )
+    traced = float(np.trace(products))
+    own, common = traced / seeds, (float(products.sum()) - traced) / (seeds * (seeds - 1))
     shared_by_seeds = min(max(0.0, common), of_clients)
     doubt = (shared_by_seeds**2 + (of_clients - shared_by_seeds) ** 2) / (effective - 1)
     freedom_of_clients = max(1.0, of_clients**2 / doubt) if doubt > 0 else max(1.0, effective - 1)

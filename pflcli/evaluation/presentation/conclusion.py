@@ -164,17 +164,14 @@ def conclude(
     over, by = name_baseline(str(baseline)), "" if metric == "accuracy" else f" by {entry.heading}"
     base = next((row for row in rows if row["label"] == baseline), {})
     label = next((str(row["over_alone"]["label"]) for row in rows if "over_alone" in row), None)
-    # The baseline may be one way of training alone, and another way the better one: each has its own name then.
-    alone = _ANY_ALONE if label is None or base.get("method") not in ALONE else label
+    alone = _name_alone(label, base)
     if answer == UNKNOWN:
         chosen = next((row for row in ranked if row["label"] != baseline), ranked[0] if ranked else rows[0])
         sentence = _describe_unknown(rows, ranked, baseline, entry)
     else:
         chosen = compared[[*worth, *better, *compared][0]]
         if answer == PAYS:
-            is_personal = chosen.get("personal", True) and not base.get("personal")
-            lead = "Personalization pays here" if is_personal else "A gain is shown"
-            sentence = f"{lead}{by}: {_describe_best(compared, worth, over, alone, entry)}"
+            sentence = f"{_lead(chosen, base)}{by}: {_describe_best(compared, worth, over, alone, entry)}"
         elif better:
             sentence = _describe_alone(answer, ranked, compared, over, alone, by, entry)
         elif answer == NO_GAIN:
@@ -182,8 +179,7 @@ def conclude(
         else:
             sentence = _describe_worse(compared, over, alone, by, base, entry)
         sentence += _describe_baseline(rows, chosen, str(baseline), metric, majority)
-    if unfinished is not None:
-        sentence += f" (Training is not finished: type {spell('rounds', str(unfinished))})"
+    sentence += "" if unfinished is None else f" (Training is not finished: type {spell('rounds', str(unfinished))})"
     return Conclusion(
         sentence=sentence + _propose_seeds(chosen, answer, level, spell),
         scope="" if answer == UNKNOWN else _describe_scope(chosen, over, alone, entry),
@@ -201,6 +197,17 @@ def conclude(
         unfinished=unfinished,
         alone=label,
     )
+
+
+def _name_alone(label: str | None, base: Row) -> str:
+    """Return the name of training alone, ``label`` if the baseline is another way of it, which has its own name."""
+    return _ANY_ALONE if label is None or base.get("method") not in ALONE else label
+
+
+def _lead(chosen: Row, base: Row) -> str:
+    """Return what a gain of one method over the baseline means: personalization pays only over a shared model."""
+    is_personal = chosen.get("personal", True) and not base.get("personal")
+    return "Personalization pays here" if is_personal else "A gain is shown"
 
 
 def _exceeds_alone(row: Row, rows: Sequence[Row]) -> bool:

@@ -40,7 +40,7 @@ def _describe_given_split(metrics: Mapping[str, Any]) -> list[str]:
         lines.append(
             "split by time: validation samples are later than training samples, and test samples are later still, such "
             "as another season. Rounds and options that are better on validation samples may be worse on test samples; "
-            "`--test-last N` measures test samples after each of the last N rounds, and `pfl report` draws both"
+            "`--test-last N` measures test samples after each of the last N rounds, and the page draws both"
         )
     if metrics.get("same_split"):
         name = "published split" if given == "published" else f"split by {given}"

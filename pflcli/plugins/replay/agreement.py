@@ -18,7 +18,7 @@ from pflcli.core.tasks import CLASSES
 _DRAWN = (".md", ".png", ".vl.json", ".txt")
 """Files that are drawn or written from others, and the secret of noise."""
 _TIMED = ("seconds", "cost", "made_with")
-"""Columns and keys whose name contains one of these depend on seconds or the machine; ``cost`` is a sentence on them."""
+"""Columns and keys with one of these in their name depend on seconds or the machine; ``cost`` is a sentence on them."""
 
 
 @dataclass(frozen=True)
