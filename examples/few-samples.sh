@@ -18,7 +18,8 @@ command -v pfl > /dev/null || { echo "pfl is not installed: bash examples/quicks
 data=${1:?DATA: writers, emnist, cifar10 or relabelled} root=${2:?ROOT: the folder with the datasets} runs=${3:-runs/few-samples}
 
 methods=fedavg,fedavg-plus,knn-per,knn-per-extended@auto,gaussian-head,prior,knn-peers
-options=(--set knn-per-extended@auto.representation=auto --set knn-per-extended@auto.distance=auto --set knn-per-extended@auto.sigma=auto)
+options=(--set knn-per.cross_validate=0 --set knn-per-extended@auto.cross_validate=0)
+options+=(--set knn-per-extended@auto.representation=auto --set knn-per-extended@auto.distance=auto --set knn-per-extended@auto.sigma=auto)
 how=(--model mlp --rounds 100 --epochs 2 --batch-size 10 --lr 0.05)
 case $data in
   writers)

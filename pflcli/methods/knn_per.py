@@ -1,10 +1,11 @@
 """kNN-Per: interpolates the global model with a nearest-neighbour model over each client's own embeddings.
 
 Marfoq et al. (2022), https://arxiv.org/abs/2111.09360, Eq. 6 and 7: p = lambda p_kNN + (1 - lambda) softmax(h(x)). Each
-client tunes lambda on its validation samples, with a store of its training samples. With ``--refit``, as in the paper,
-lambda is the choice of an earlier run, and the global model and the stores also use validation samples. The authors'
-code differs from the paper: it divides squared distances by the dimension (``kernel=scaled-squared`` of
-``knn-per-extended``) and chooses lambda on test samples.
+client tunes lambda on its validation samples, with a store of its training samples. If it has few of them, it also
+tunes by its stored samples, as section 3 suggests; with ``cross_validate=0`` it does not, as in the paper's
+experiments. With ``--refit``, as in the paper, lambda is the choice of an earlier run, and the global model and the
+stores also use validation samples. The authors' code differs from the paper: it divides squared distances by the
+dimension (``kernel=scaled-squared`` of ``knn-per-extended``) and chooses lambda on test samples.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from pflcli.method import (
     select_client,
     voting,
 )
+from pflcli.methods.parts.choice_samples import FEW, ChoiceSamples, read_parts, search
 from pflcli.methods.parts.folds import Folds, per_sample, same_in_all
 from pflcli.methods.parts.knn_grid import choose_lambdas, count_correct_by_client
 
@@ -53,10 +55,19 @@ class Config:
     sigma: Annotated[float, Ge(1e-100)] | Literal["auto"] = 1.0
     """weigh a neighbour at distance d by exp(-d / sigma); auto uses the median distance of a client's validation
     samples to their nearest stored sample"""
+    cross_validate: Annotated[int, Ge(0)] | None = None
+    """with fewer validation samples than this, a client also chooses by the samples in its store, each of which is
+    predicted without itself (leave-one-out); none is 5 for clients whose stores contain nothing but their training
+    samples, and 0 for others, such as those with prototypes; 0 is the paper's experiments"""
 
     def __post_init__(self) -> None:
         if not self.grid:
             raise ValueError("grid is empty; give at least one lambda, such as 0.5")
+
+    @property
+    def few(self) -> int:
+        """The number of validation samples below which a client also chooses by stored ones."""
+        return FEW if self.cross_validate is None else self.cross_validate
 
 
 def choices(cfg: Config) -> tuple[str, ...]:
@@ -71,9 +82,8 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
     """
     assert run.stores is not None
     stores, backbone = run.stores, run.backbone
-    parts, chosen_split = read_parts(run, clients)
-    neighbours = {split: stores.search(clients, part.z, part.offsets, run.cfg.k) for split, part in parts.items()}
-    predictor = build_predictor(run, clients, parts, neighbours, chosen_split, divide_chosen(parts, chosen_split))
+    parts, choice = read_parts(run, clients)
+    predictor = build_predictor(run, clients, parts, search(stores, clients, parts, run.cfg.k, choice), choice)
 
     def model_of(client: int) -> ClientModel:
         assert backbone is not None
@@ -82,32 +92,22 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
     return replace(predictor, model_of=model_of)
 
 
-def read_parts(run: Run, clients: NDArray[np.int64]) -> tuple[dict[str, Embedded], str]:
-    """Return the clients' embedded samples of each split, and the split by which they choose."""
-    assert run.embeddings is not None
-    parts = {split: run.embeddings[split].take(clients) for split in run.predicted_splits}
-    if run.arrived is None:
-        return parts, "validation"
-    return {**parts, "arrived": run.arrived.take(clients)}, "arrived"
-
-
 def build_predictor(
     run: Run,
     clients: NDArray[np.int64],
     parts: Mapping[str, Embedded],
     neighbours: Mapping[str, Neighbours],
-    chosen_split: str,
-    folds: Folds,
+    choice: ChoiceSamples,
 ) -> Predictor:
     """Predict the clients' embedded samples of each split, ``parts``, from the ``neighbours`` of each sample.
 
-    Lambda and sigma are tuned on ``chosen_split``, whose ``folds`` are given, unless the options set them.
+    Lambda and sigma are tuned on the samples of ``choice``, unless the options set them.
     """
     distance = {split: np.sqrt(found.distance) for split, found in neighbours.items()}
-    chosen = parts[chosen_split]
+    chosen = parts[choice.split]
     sigma = run.read_choices("sigma", clients)
     if sigma is None:
-        sigma = compute_kernel_scales(run.cfg, distance[chosen_split][:, 0], chosen.offsets)
+        sigma = compute_kernel_scales(run.cfg, distance[choice.split][:, 0], chosen.offsets)
     knn = {
         split: voting.vote_by_distance(
             neighbours[split],
@@ -119,7 +119,7 @@ def build_predictor(
     model = {split: softmax(part.logits) for split, part in parts.items()}
     weight = run.read_choices("lambda", clients)
     if weight is None:
-        weight, apart = tune_lambda(run.cfg, knn[chosen_split], model[chosen_split], chosen.y, folds)
+        weight, apart = tune_lambda(run.cfg, knn[choice.split], model[choice.split], chosen.y, choice.folds)
     else:
         apart = same_in_all(weight)
 
@@ -130,21 +130,6 @@ def build_predictor(
 
     tuned = {"lambda": weight} | ({"sigma": sigma} if run.cfg.sigma == "auto" else {})
     return Predictor(answer, run.predicted_splits, tuned=tuned)
-
-
-def divide_chosen(parts: Mapping[str, Embedded], chosen_split: str) -> Folds:
-    """Return the folds of the samples by which clients choose; of a stream, those of the equal validation samples."""
-    folds = Folds.divide(parts[chosen_split].offsets)
-    if chosen_split != "arrived":
-        return folds
-    validation, arrived = parts["validation"], parts["arrived"]
-    known = Folds.divide(validation.offsets)
-    fold_of = {
-        (owner, z.tobytes()): number
-        for owner, number, z in zip(known.owner.tolist(), known.number.tolist(), validation.z, strict=True)
-    }
-    numbers = [fold_of.get((owner, z.tobytes()), -1) for owner, z in zip(folds.owner.tolist(), arrived.z, strict=True)]
-    return replace(folds, number=np.asarray(numbers, dtype=np.int64))
 
 
 def tune_lambda(

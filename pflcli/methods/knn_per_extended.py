@@ -1,4 +1,4 @@
-"""kNN-Per with extensions: other spaces, lambda by distance, cross-validation, and votes that hide distances.
+"""kNN-Per with extensions: other spaces, lambda by distance, and votes that hide distances.
 
 Without its own options it is ``knn-per`` (Marfoq et al., 2022), https://arxiv.org/abs/2111.09360.
 
@@ -9,10 +9,6 @@ distance-aware adapter of Dai et al. (2023), https://openreview.net/forum?id=uu1
 ``representation`` and ``distance`` search neighbours among logits in place of representations, and by angle in place of
 distance. A network that was not trained on the clients' data has representations whose distances say little, and logits
 of a head that was. With ``auto``, each client chooses the space by its validation samples, like lambda.
-
-``cross_validate``, which the paper suggests (section 3), lets clients with few validation samples also choose by their
-training samples, each of which is predicted by the others in the store. The global model has seen these samples if the
-client trained, so that it looks better on them than it is.
 
 ``vote`` hides neighbour distances from anyone who sees predictions: see ``knn.voting``, and docs/privacy.md for the
 costs. ``kernel=scaled-squared`` is the authors' code, which divides squared distances by the dimension.
@@ -43,13 +39,13 @@ from pflcli.method import (
     UnsuitedError,
     apply_head,
     flat_indexes,
-    leave_out,
     list_spaces,
     select_client,
     voting,
 )
 from pflcli.methods import knn_per
 from pflcli.methods.knn_per import Config as Paper
+from pflcli.methods.parts.choice_samples import ChoiceSamples, read_parts, search
 from pflcli.methods.parts.folds import Folds, per_sample, same_in_all
 from pflcli.methods.parts.knn_grid import choose_lambdas, count_correct_by_client
 
@@ -80,9 +76,6 @@ class Config(Paper):
     decay: Annotated[float, Ge(0)] | Literal["auto"] = 0.0
     """let lambda fall by this share of itself per median distance of a client's validation samples to their nearest
     stored sample; 0 is the paper; auto lets each client choose among 0, 0.2, 1/3 and 0.5, together with lambda"""
-    cross_validate: Annotated[int, Ge(0)] = 0
-    """with fewer validation samples than this, a client also chooses by its training samples, each of which is
-    predicted without itself (leave-one-out); 0 is the paper's experiments"""
     vote: Literal["distance", "count", "label", "noisy"] = "distance"
     """weigh votes by distance (distance, the paper) or equally (count), or predict only the class with the most equal
     votes, without noise (label) or with noise (noisy)"""
@@ -97,6 +90,11 @@ class Config(Paper):
             raise ValueError("vote=noisy has no epsilon for the choice of a space: give representation and distance")
         if self.vote == "noisy" and self.cross_validate:
             raise ValueError("vote=noisy has no epsilon for predictions of training samples: leave out cross_validate")
+
+    @property
+    def few(self) -> int:
+        """The number of validation samples below which a client also chooses by stored ones; noisy votes never do."""
+        return 0 if self.vote == "noisy" else super().few
 
     @property
     def spaces(self) -> Sequence[Space]:
@@ -123,23 +121,13 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
     A training sample is its own nearest neighbour; the paper does not say that its Table 3 leaves it out.
     """
     assert run.stores is not None
-    parts, chosen_split = knn_per.read_parts(run, clients)
-    folds = knn_per.divide_chosen(parts, chosen_split)
     if run.cfg.vote == "noisy":
-        _require_samples(
-            run,
-            clients,
-            "noisy votes need an exact store of samples: one sample changes several prototypes, or a trained index",
-        )
-    is_stored = np.zeros(0, bool)
-    if run.cfg.cross_validate:
-        _require_samples(run, clients, "cross_validate leaves one sample out, which needs an exact store of samples")
-        parts[_CHOICE], folds, is_stored = _add_training_samples(run, clients, parts[chosen_split], folds)
-        chosen_split = _CHOICE
+        _require_samples(run, clients)
+    parts, choice = read_parts(run, clients)
     if run.cfg.spaces != [Space()]:
-        return predict_in_spaces(run, clients, parts, _read_stored(run, clients), chosen_split, folds, is_stored)
-    neighbours = _search(run.stores, clients, parts, run.cfg.k, is_stored)
-    predictor, _ = build_predictor(run, clients, parts, neighbours, chosen_split, folds)
+        return predict_in_spaces(run, clients, parts, _read_stored(run, clients), choice)
+    neighbours = search(run.stores, clients, parts, run.cfg.k, choice)
+    predictor, _ = build_predictor(run, clients, parts, neighbours, choice)
     stores, backbone = run.stores, run.backbone
 
     def model_of(client: int) -> ClientModel | None:
@@ -147,52 +135,6 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
         return client_model(run, predictor, clients, client, backbone, select_client(stores, client))
 
     return replace(predictor, model_of=model_of)
-
-
-_CHOICE = "choice"
-"""The samples by which clients choose, if some of them are training samples."""
-
-
-def _add_training_samples(
-    run: Run, clients: NDArray[np.int64], part: Embedded, folds: Folds
-) -> tuple[Embedded, Folds, NDArray[np.bool_]]:
-    """Return the samples by which clients choose, ``part``, with the training samples of clients that have few of them.
-
-    The mask (n,) marks these training samples, which are in none of the ``folds``.
-    """
-    assert run.embeddings is not None
-    train = run.embeddings["train"].take(clients)
-    rows, sizes = [np.zeros(0, np.int64)], [0]
-    for own, stored in zip(pairwise(part.offsets), pairwise(train.offsets + len(part.y)), strict=True):
-        used = np.arange(*own)
-        if len(used) < run.cfg.cross_validate:
-            used = np.concatenate([used, np.arange(*stored)])
-        rows.append(used)
-        sizes.append(len(used))
-    order, offsets = np.concatenate(rows), np.cumsum(sizes)
-    both = Embedded(
-        np.concatenate([part.z, train.z])[order],
-        np.concatenate([part.logits, train.logits])[order],
-        np.concatenate([part.y, train.y])[order],
-        offsets,
-    )
-    number = np.concatenate([folds.number, np.full(len(train.y), -1)])[order]
-    return both, replace(Folds.divide(offsets), number=number), order >= len(part.y)
-
-
-def _search(
-    stores: Stores, clients: NDArray[np.int64], parts: Mapping[str, Embedded], k: int, is_stored: NDArray[np.bool_]
-) -> dict[str, Neighbours]:
-    """Return the k nearest stored samples of each sample; samples to choose by that are stored (n,) are left out."""
-    found = {
-        split: stores.search(clients, part.z, part.offsets, k) for split, part in parts.items() if split != _CHOICE
-    }
-    if _CHOICE in parts:
-        part = parts[_CHOICE]
-        more = stores.search(clients, part.z, part.offsets, k + 1)
-        norms = np.square(part.z.astype(np.float64)).sum(axis=1)
-        found[_CHOICE] = leave_out(more, np.where(is_stored, part.y, -1), norms, k)
-    return found
 
 
 def client_model(
@@ -254,15 +196,12 @@ def predict_in_spaces(
     clients: NDArray[np.int64],
     parts: Mapping[str, Embedded],
     stored: Embedded,
-    chosen_split: str,
-    folds: Folds,
-    is_stored: NDArray[np.bool_],
+    choice: ChoiceSamples,
 ) -> Predictor:
     """Predict the clients' samples, ``parts``, from neighbours among ``stored`` in each space of the options.
 
-    Each client takes the space in which most of its samples of ``chosen_split`` are predicted correctly, with what it
-    tunes there; of equally good ones the first, which is the paper's if the options allow it. ``folds`` are those of
-    ``chosen_split``, and ``is_stored`` (n,) marks its samples that are among ``stored``.
+    Each client takes the space in which most of its samples of ``choice`` are predicted correctly, with what it tunes
+    there; of equally good ones the first, which is the paper's if the options allow it.
     """
     spaces, places = run.cfg.spaces, np.arange(len(clients))
     predictors, right, right_apart = list[Predictor](), list[NDArray[np.int64]](), list[NDArray[np.int64]]()
@@ -271,8 +210,8 @@ def predict_in_spaces(
         vectors = space.embed(stored).z
         blob, offsets = flat_indexes([vectors[first:last] for first, last in pairwise(stored.offsets)])
         stores = Stores(blob, offsets, stored.y, stored.offsets, run.engine.threads)
-        neighbours = _search(stores, places, embedded, run.cfg.k, is_stored)
-        predictor, tuning = build_predictor(run, clients, embedded, neighbours, chosen_split, folds)
+        neighbours = search(stores, places, embedded, run.cfg.k, choice)
+        predictor, tuning = build_predictor(run, clients, embedded, neighbours, choice)
         predictors.append(predictor)
         right.append(tuning.right)
         right_apart.append(tuning.right_apart)
@@ -332,18 +271,17 @@ def build_predictor(
     clients: NDArray[np.int64],
     parts: Mapping[str, Embedded],
     neighbours: Mapping[str, Neighbours],
-    chosen_split: str,
-    folds: Folds,
+    choice: ChoiceSamples,
 ) -> tuple[Predictor, _Tuning]:
     """Predict the clients' embedded samples of each split, ``parts``, from the ``neighbours`` of each sample.
 
-    Lambda, sigma and the decay are tuned on ``chosen_split``, whose ``folds`` are given, unless the options set them.
+    Lambda, sigma and the decay are tuned on the samples of ``choice``, unless the options set them.
     """
     distance = {split: _kernel_distance(run.cfg, neighbours[split], part.z.shape[1]) for split, part in parts.items()}
-    chosen = parts[chosen_split]
+    chosen = parts[choice.split]
     sigma = run.read_choices("sigma", clients)
     if sigma is None:
-        sigma = knn_per.compute_kernel_scales(run.cfg, distance[chosen_split][:, 0], chosen.offsets)
+        sigma = knn_per.compute_kernel_scales(run.cfg, distance[choice.split][:, 0], chosen.offsets)
     knn = {
         split: _vote_without_distances(run, clients, part, neighbours[split])
         if run.cfg.vote != "distance"
@@ -355,7 +293,7 @@ def build_predictor(
         for split, part in parts.items()
     }
     model = {split: knn_per.softmax(part.logits) for split, part in parts.items()}
-    tuning = _tune(run.cfg, knn[chosen_split], model[chosen_split], chosen, distance[chosen_split][:, 0], folds)
+    tuning = _tune(run.cfg, knn[choice.split], model[choice.split], chosen, distance[choice.split][:, 0], choice.folds)
     weight, decay = run.read_choices("lambda", clients), run.read_choices("decay", clients)
     if weight is not None:
         tuning = replace(tuning, weight=weight, weight_apart=same_in_all(weight))
@@ -389,14 +327,14 @@ def _vote_without_distances(
     return voting.select_majority(by_class, noise)
 
 
-def _require_samples(run: Run, clients: NDArray[np.int64], problem: str) -> None:
-    """Raise UnsuitedError with the ``problem`` if a store contains vectors other than samples."""
+def _require_samples(run: Run, clients: NDArray[np.int64]) -> None:
+    """Raise UnsuitedError if a store contains vectors other than samples."""
     assert run.embeddings is not None
     assert run.stores is not None
     parts = [run.embeddings["train"], run.embeddings["validation"]]
     if not all(voting.contains_only_samples(run.stores, int(client), parts) for client in clients):
         raise UnsuitedError(
-            problem,
+            "noisy votes need an exact store of samples: one sample changes several prototypes, or a trained index",
             "pfl build-datastore EMBEDDINGS -o DIR, without --prototypes and with the index Flat",
         )
 

@@ -33,6 +33,7 @@ from pflcli.method import (
 from pflcli.methods import fedavg_plus, knn_per_extended
 from pflcli.methods.fedavg_plus import Config as FineTuning
 from pflcli.methods.knn_per_extended import Config as Interpolation
+from pflcli.methods.parts.choice_samples import ChoiceSamples
 from pflcli.methods.parts.folds import Folds
 
 KIND = "posthoc"
@@ -45,6 +46,9 @@ GRID = {"epochs": (1, 2, 5, 10), "lr": (0.0, 0.01, 0.03, 0.1)}
 @dataclass(frozen=True)
 class Config(FineTuning, Interpolation):
     """The options of ``fedavg-plus`` and of ``knn-per-extended``."""
+
+    cross_validate: int = 0
+    """0 only: the client's network has been trained on the samples in its store, so that leaving one out is too late"""
 
     def __post_init__(self) -> None:
         FineTuning.__post_init__(self)
@@ -71,14 +75,13 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
         for split in splits:
             outputs[split] += run.engine.outputs_each(part.clients, part.params, split, features=True)
     parts = {split: _embed(run, clients, split, outputs[split]) for split in splits}
-    folds = Folds.divide(parts["validation"].offsets)
+    choice = ChoiceSamples.of_split("validation", Folds.divide(parts["validation"].offsets))
     if run.cfg.spaces != [Space()]:
-        nothing = np.zeros(0, bool)
-        found = knn_per_extended.predict_in_spaces(run, clients, parts, parts["train"], "validation", folds, nothing)
+        found = knn_per_extended.predict_in_spaces(run, clients, parts, parts["train"], choice)
         return Predictor(lambda split: _without_global(found.answer(split)), found.splits, found.tuned)
     stores, places = _build_stores(run, parts["train"]), np.arange(len(clients))
     neighbours = {split: stores.search(places, part.z, part.offsets, run.cfg.k) for split, part in parts.items()}
-    predictor, _ = knn_per_extended.build_predictor(run, clients, parts, neighbours, "validation", folds)
+    predictor, _ = knn_per_extended.build_predictor(run, clients, parts, neighbours, choice)
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
         return _without_global(predictor.answer(split))

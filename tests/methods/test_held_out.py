@@ -15,7 +15,7 @@ from pflcli.commands.partition import partition
 from pflcli.core import methods
 from pflcli.core.knn.embedded import Embedded
 from pflcli.core.settings import Settings
-from pflcli.methods import knn_per
+from pflcli.methods.parts import choice_samples
 from pflcli.methods.parts.folds import FOLDS, Folds, per_sample
 from pflcli.plugins.checks.laws.federations import MANY_PREDICTED, replace_labels
 from pflcli.workflow.training import notices
@@ -23,6 +23,7 @@ from pflcli.workflow.training import notices
 CHOOSING = [
     ("knn-per", {"k": 3}),
     ("knn-per", {"k": 3, "grid": (0.0, 1.0)}),
+    ("knn-per", {"k": 5, "cross_validate": 99}),
     ("knn-per-extended", {"k": 3, "representation": "auto", "distance": "auto"}),
     ("knn-per-plus", {"k": 3, "distance": "auto"}),
     ("knn-peers", {"grid": (0.0, 1.0)}),
@@ -89,7 +90,7 @@ def test_arrived_samples_are_left_out_with_the_equal_validation_samples():
     validation = Embedded(z, logits, y, np.asarray([0, 4, 6]))
     earlier = draw.normal(size=(1, 2)).astype(np.float32)
     arrived = Embedded(np.concatenate([earlier, z[[2, 5]], z[[0]]]), logits[:4], y[:4], np.asarray([0, 2, 4]))
-    folds = knn_per.divide_chosen({"validation": validation, "arrived": arrived}, "arrived")
+    folds = choice_samples._divide_arrived(validation, arrived)
     assert folds.number.tolist() == [-1, 2, 1, -1]  # the last is equal to a sample of the other client
 
 

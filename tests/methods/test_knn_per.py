@@ -15,7 +15,8 @@ from pflcli.core.federation.run import RunInputs
 from pflcli.core.knn.indexes import build, flat_indexes
 from pflcli.core.knn.stores import Neighbours, Stores, leave_out
 from pflcli.core.knn.voting import vote_by_distance
-from pflcli.methods import knn_per, knn_per_extended
+from pflcli.methods import knn_per, knn_per_extended, knn_per_plus
+from pflcli.methods.parts.choice_samples import read_parts
 from pflcli.methods.parts.folds import Folds
 
 
@@ -181,7 +182,7 @@ def fade_lambda(lam, decay, scale, distance):
 
 def test_lambda_with_decay_matches_a_short_reference():
     lam, decay, client = 0.8, 0.6, 0
-    run = worlds.run("knn-per-extended", options={"k": K, "weight": lam, "decay": decay})
+    run = worlds.run("knn-per-extended", options={"k": K, "weight": lam, "decay": decay, "cross_validate": 0})
     stored, labels = (read_embeddings(run.embeddings["train"], client)[i] for i in (0, 2))
     scale = np.median(
         predict_with_neighbours(stored, labels, *read_embeddings(run.embeddings["validation"], client)[:2])[0]
@@ -197,7 +198,7 @@ def test_lambda_with_decay_matches_a_short_reference():
 
 
 def test_lambda_and_decay_are_chosen_jointly_on_validation_samples():
-    run = worlds.run("knn-per-extended", options={"k": K, "decay": "auto"}, seed=6)
+    run = worlds.run("knn-per-extended", options={"k": K, "decay": "auto", "cross_validate": 0}, seed=6)
     chosen = worlds.tuned("knn-per-extended", run, {})
     falling = 0
     for client in (0, 2, 4, 6):
@@ -277,7 +278,7 @@ def test_neighbours_in_another_space_against_a_few_lines(representation, distanc
 
 def world_with_noise(**options):
     """A world in which features of clients 0 and 2 have noise that the head does not see: their logits are better."""
-    run = worlds.run("knn-per-extended", options={"k": 1, "weight": 1.0, **options})
+    run = worlds.run("knn-per-extended", options={"k": 1, "weight": 1.0, "cross_validate": 0, **options})
     head = run.backbone["head.weight"].numpy()
     hidden = np.linalg.svd(head)[2][len(head) :]  # (d - C, d), orthogonal to all rows of the head
     draw = np.random.default_rng(0)
@@ -349,13 +350,13 @@ def vote_by_hand(z, y, x, k):
 @pytest.mark.parametrize("distance", ["euclidean", "cosine"])
 @pytest.mark.parametrize("few", [4, 5])
 def test_cross_validate_chooses_also_by_training_samples_of_clients_with_few_others(few, distance):
+    """Client 0 has four validation samples, 2 and 6 have three, and 3 none."""
     k, options = 3, {"k": 3, "distance": distance}
     run = worlds.run("knn-per-extended", options={**options, "cross_validate": few})
-    chosen = knn_per_extended.personalize(run, {}, run.clients).tuned["lambda"]
-    plain = knn_per_extended.personalize(worlds.run("knn-per-extended", options=options), {}, run.clients).tuned[
-        "lambda"
-    ]
-    for client in (0, 2, 6):
+    chosen = worlds.tuned("knn-per-extended", run, {})["lambda"]
+    paper = worlds.run("knn-per-extended", options={**options, "cross_validate": 0})
+    plain = worlds.tuned("knn-per-extended", paper, {})["lambda"]
+    for client in (0, 2, 3, 6):
         train, validation = (run.embeddings[split].take(np.asarray([client])) for split in ("train", "validation"))
         if len(validation.y) >= few:
             assert chosen[client] == plain[client]
@@ -382,6 +383,54 @@ def test_leave_out_removes_only_the_query_itself():
     assert left.distance.tolist() == [[1, 2], [0, 2], [0, 1], [0.5, 1], [np.inf, np.inf]]
     alone = leave_out(Neighbours(np.zeros((1, 1)), np.ones((1, 1), int)), np.asarray([1]), np.ones(1), 3)
     assert alone.label.tolist() == [[-1]]
+
+
+def lambdas(method, run=None, **options):
+    """The lambda of each client."""
+    return worlds.tuned(method, run or worlds.run(method, options=options), {})["lambda"].tolist()
+
+
+def with_stores(run, stored, labels):
+    """The run with other vectors and labels in the stores of its clients."""
+    sizes = np.cumsum([0, *map(len, stored)])
+    return replace(run, inputs=replace(run.inputs, stores=Stores(*flat_indexes(stored), np.concatenate(labels), sizes)))
+
+
+@pytest.mark.parametrize("method", ["knn-per", "knn-per-extended"])
+def test_clients_with_fewer_than_five_validation_samples_choose_also_by_stored_ones(method):
+    assert lambdas(method) == lambdas(method, cross_validate=5) != lambdas(method, cross_validate=0)
+    enough = worlds.federation(
+        client_sizes=[(train, validation and 5, test) for train, validation, test in worlds.SIZES]
+    )
+    chosen, paper = (
+        lambdas(method, worlds.run(method, options=options, data=enough)) for options in ({}, {"cross_validate": 0})
+    )
+    has_none = enough.sizes("validation") == 0
+    assert [*np.asarray(chosen)[~has_none]] == [*np.asarray(paper)[~has_none]]
+
+
+def test_only_stores_of_samples_are_chosen_by():
+    """A prototype or compressed vector can not be left out, nor do clients choose by a sample that is not stored."""
+    run = worlds.run("knn-per", options={})
+    parts = [run.embeddings["train"].take(np.asarray([client])) for client in run.clients]
+    stored, labels = [part.z for part in parts], [part.y for part in parts]
+    few, paper = lambdas("knn-per", run), lambdas("knn-per", cross_validate=0)
+    changed = [client for client in run.clients if few[client] != paper[client]]
+    moved = changed[0]
+    prototypes = with_stores(run, [z + 1e-3 * (i == moved) for i, z in enumerate(stored)], labels)
+    mixed = lambdas("knn-per", prototypes)
+    assert [client for client in run.clients if mixed[client] != few[client]] == [moved]
+    half = with_stores(run, [z[::2] for z in stored], [y[::2] for y in labels])
+    _, choice = read_parts(half, half.clients)
+    sizes = np.bincount(choice.folds.owner[choice.is_stored], minlength=len(half.clients))
+    assert sizes.tolist() == [len(y[::2]) for y in labels]
+
+
+def test_noisy_votes_and_fine_tuned_networks_leave_stored_samples_out():
+    """Noise would need an epsilon for them, and a network that has been trained on them looks better than it is."""
+    assert knn_per_extended.Config(vote="noisy").few == knn_per_plus.Config().few == 0
+    run = worlds.run("knn-per-extended", options={"vote": "noisy"})
+    assert not read_parts(run, run.clients)[1].is_stored.any()
 
 
 def test_cross_validate_is_refused_where_a_sample_cannot_be_left_out():

@@ -155,10 +155,10 @@ WITHOUT_VALIDATION = {
     "fedham, joint": ({"warmup": 1, "form": "joint", "answer": "best"}, {"warmup": 1, "form": "joint"}),
     "gaussian-head": ({}, {"temperature": 10.0}),
     "knn-peers": ({}, {"weight": 0.5}),
-    "knn-per": ({}, {"weight": 0.5}),
-    "knn-per-extended": ({}, {"weight": 0.5}),
+    "knn-per": ({"cross_validate": 0}, {"weight": 0.5}),
+    "knn-per-extended": ({"cross_validate": 0}, {"weight": 0.5}),
     "knn-per-extended, all": (
-        {"sigma": "auto", "representation": "auto", "distance": "auto", "decay": "auto"},
+        {"sigma": "auto", "representation": "auto", "distance": "auto", "decay": "auto", "cross_validate": 0},
         {"weight": 0.5, "sigma": 1.0, "representation": "features", "distance": "euclidean", "decay": 0},
     ),
     "knn-per-plus": ({}, {"weight": 0.5}),

@@ -1,6 +1,7 @@
 """``pfl sweep``: kNN-Per's accuracy over capacities, numbers of neighbours, kernel scales and lambdas, with one search.
 
-Every row of its table equals the result of ``build-datastore --capacity``, ``personalize knn-per`` and ``evaluate``.
+Every row of its table equals the result of ``build-datastore --capacity``, ``personalize knn-per`` with
+``cross_validate=0`` and ``evaluate``.
 """
 
 from __future__ import annotations

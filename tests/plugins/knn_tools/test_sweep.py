@@ -39,7 +39,7 @@ def sweep_folder(small, tmp_path_factory):
 def run_command_chain(small, tmp_path, capacity, k, weight):
     """Accuracy and lambda of each client by the commands themselves."""
     build_datastore(small.e, tmp_path / "d", capacity=capacity)
-    options = {"k": k, "sigma": 0.5, **({} if weight == TUNED else {"weight": weight})}
+    options = {"k": k, "sigma": 0.5, "cross_validate": 0, **({} if weight == TUNED else {"weight": weight})}
     personalize("knn-per", tmp_path / "d", tmp_path / "p", options=options)
     artifact = open_artifact(tmp_path / "p")
     answers = predictions.read(artifact, "test")
@@ -81,7 +81,9 @@ def test_a_row_in_another_space_is_the_chain_of_commands(small, tmp_path, repres
     space = {"representation": representation, "distance": distance}
     sweep(small.e, tmp_path / "s", **{**GRID, "capacity": 1.0, "k": 3}, **space)
     build_datastore(small.e, tmp_path / "d")
-    personalize("knn-per-extended", tmp_path / "d", tmp_path / "p", options={"k": 3, "sigma": 0.5, **space})
+    personalize(
+        "knn-per-extended", tmp_path / "d", tmp_path / "p", options={"k": 3, "sigma": 0.5, "cross_validate": 0, **space}
+    )
     artifact = open_artifact(tmp_path / "p")
     answers = predictions.read(artifact, "test")
     right = scores.correct(answers.parts["p"], answers.y)

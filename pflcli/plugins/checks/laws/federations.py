@@ -25,9 +25,9 @@ from pflcli.workflow.admission.small_federation import (
     personalize,
 )
 
-MANY_PREDICTED = ((12, 10, 130), (1, 0, 7), (7, 9, 40), (6, 0, 24), (8, 8, 14), (0, 9, 12), (9, 8, 16))
+MANY_PREDICTED = ((12, 10, 130), (1, 0, 7), (7, 9, 40), (6, 3, 24), (8, 8, 14), (0, 9, 12), (9, 8, 16))
 """The same training samples, with more samples to predict, also at the client without training samples. A method may do
-something with test samples only where they are many."""
+something with test samples only where they are many, and with validation samples where they are few."""
 
 
 def make_tiny_clients(clients: int, samples: int = 2, features: int = FEATURES) -> Federation:
