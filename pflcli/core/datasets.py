@@ -97,8 +97,8 @@ class Samples:
         A feature is invalid if it is not finite, and a label if it is out of range.
         """
         marks = {"is_test": self.is_test, "is_validation": self.is_validation, "group": self.group}
-        marks |= {f"kept {name}": words for name, words in self.kept.items()}
-        for key, array in {"y": self.y, "client": self.owner, "coarse": self.coarse, **marks}.items():
+        kept = {f"kept {name}": words for name, words in self.kept.items()}
+        for key, array in {"y": self.y, "client": self.owner, "coarse": self.coarse, **marks, **kept}.items():
             if array is not None and len(array) != len(self.x):
                 raise InputError(f"{name}: x has {len(self.x)} rows, but {key} has {len(array)}")
         if self.names and len(self.names) != self.classes:

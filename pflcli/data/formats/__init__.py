@@ -74,6 +74,11 @@ class Roles:
         """The columns or arrays that the user named by role, that of a kept column being ``keep NAME``."""
         return self.splitting | {f"{KEEP}{name}": name for name in self.kept}
 
+    def wanted(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the columns or arrays that a file with these ``names`` must have, and the kept ones that it may."""
+        lacking = {name for name in self.kept if self.may_lack and name not in names}
+        return {role: name for role, name in self.metadata.items() if role in self.splitting or name not in lacking}
+
     @property
     def kept(self) -> list[str]:
         """The columns or arrays that are kept."""

@@ -149,7 +149,7 @@ def _choose_arrays(where: str, names: Sequence[str], roles: Roles, features: str
     client = roles.client or next((name for name in ("owner", "client") if name in names), ABSENT)
     if client != ABSENT:
         array_of["client"] = client
-    array_of |= {role: name for role, name in roles.metadata.items() if name in names or not roles.may_lack}
+    array_of |= roles.wanted(names)
     for role, name in array_of.items():
         if name not in names:
             error = missing_name_error(where, "array", name, names)

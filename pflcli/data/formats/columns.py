@@ -69,9 +69,7 @@ def find_positions(table: Table, roles: Roles) -> dict[str, int]:
     has_clients = roles.client != ABSENT or ABSENT in columns
     client = {"client": find_column(table, roles.client)} if has_clients else {}
     positions = {"label": find_column(table, roles.label), **client}
-    named = roles.splitting if roles.may_lack else roles.metadata
-    named |= {role: name for role, name in roles.metadata.items() if name in columns}
-    positions |= {role: find_column(table, name) for role, name in named.items()}
+    positions |= {role: find_column(table, name) for role, name in roles.wanted(columns).items()}
     for role, at in positions.items():
         twice = [other for other in positions if other != role and positions[other] == at]
         if twice:

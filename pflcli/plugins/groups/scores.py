@@ -118,12 +118,14 @@ def _words_of(item: Scored, samples: Partition, words: Words, column: str) -> Wo
     known, y = samples.sample, samples.y
     if later is not None:
         added = _read_later_words(later, samples, codebook.read(item.artifact), column)
-        known, y, words = (np.concatenate(p) for p in ((known, later.sample), (y, later.y), (words, added)))
+        known, y = np.concatenate([known, later.sample]), np.concatenate([y, later.y])
+        words = np.concatenate([words, added])
     order = np.argsort(known)
     at = order[np.searchsorted(known, item.answers.sample, sorter=order).clip(max=len(known) - 1)]
     if not (np.array_equal(known[at], item.answers.sample) and np.array_equal(y[at], item.answers.y)):
         raise InputError(f"{item.artifact.path} has predictions of samples that are not in its partition")
-    return words[at]
+    found: Words = words[at]
+    return found
 
 
 def _read_later_words(later: LaterClients, samples: Partition, book: Codebook, column: str) -> Words:
@@ -142,7 +144,7 @@ def _read_words(samples: Partition, book: Codebook, column: str, where: str) -> 
     columns = book.columns or tuple(Column(name) for name in book.features)
     first = 0
     for each in columns:
-        if each.name == column and not each.size:
+        if each.name == column and not each.size and samples.x.ndim == 2:
             return _read_feature(samples, book, each, first)
         first += len(each.features) + each.gaps
     known = [*samples.kept, *(each.name for each in columns if not each.size)]
@@ -155,7 +157,7 @@ def _read_words(samples: Partition, book: Codebook, column: str, where: str) -> 
 
 def _read_feature(samples: Partition, book: Codebook, column: Column, first: int) -> Words:
     """Return the words (n,) of a feature, the ``first`` of its column, without standardization."""
-    x = np.asarray(samples.x[:, first : first + len(column.features) + column.gaps], np.float64)
+    x = np.array(samples.x, np.float64)[:, first : first + len(column.features) + column.gaps]
     if column.words:
         hot = x[:, : len(column.words)]
         return np.where(hot.any(axis=1), np.asarray(column.words)[hot.argmax(axis=1)], "")
