@@ -40,7 +40,7 @@ PAPER = "Ditto"
 CHOOSES_IN_ROUNDS = "lambda"
 YEAR = 2021
 TASKS = ("any",)
-GRID = {"lam": (None, 0.1, 1.0, 2.0), "lr": (0.0, 0.01, 0.1)}
+GRID = {"lam": (None, 0.1, 1.0, 2.0), "lr": (0.0, 0.02, 0.2)}
 
 State = dict[str, Any]
 

@@ -24,7 +24,7 @@ ADAPTS = True
 PAPER = "FedBABU"
 YEAR = 2022
 TASKS = ("any",)
-GRID = {"epochs": (1, 5, 10), "lr": (0.0, 0.01, 0.1)}
+GRID = {"epochs": (1, 5, 10), "lr": (0.0, 0.02, 0.2)}
 
 State = dict[str, Params]
 

@@ -47,7 +47,7 @@ SENDS_MORE = "samples"
 PAPER = "FedHealth"
 YEAR = 2020
 TASKS = ("any",)
-GRID = {"lr": (0.0, 0.01, 0.1)}
+GRID = {"lr": (0.0, 0.02, 0.2)}
 
 State = dict[str, Any]
 

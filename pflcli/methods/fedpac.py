@@ -52,7 +52,7 @@ PERSONAL_MODELS = "heads"
 SENDS_MORE = "heads, class means and variances"
 PAPER = "FedPAC"
 YEAR = 2023
-GRID = {"lam": (0.1, 1.0, 10.0), "head_epochs": (1, 5), "head_lr": (0.0, 0.01, 0.1)}
+GRID = {"lam": (0.1, 1.0, 10.0), "head_epochs": (1, 5), "head_lr": (0.0, 0.02, 0.2)}
 
 State = dict[str, Any]
 Array = NDArray[np.float64]

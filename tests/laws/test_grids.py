@@ -23,6 +23,17 @@ def test_method_grid_contains_the_defaults_and_only_valid_points(name):
     assert {*algorithm.GRID} <= {axis.key for axis in searched.axes}
 
 
+SAME_AS_ROUND = [("ditto", "lr"), ("fedbabu", "lr"), ("fedhealth", "lr"), ("fedpac", "head_lr")]
+
+
+@pytest.mark.parametrize(("name", "key"), SAME_AS_ROUND, ids=[name for name, _ in SAME_AS_ROUND])
+def test_no_two_points_of_a_grid_are_the_same_run(name, key):
+    """A rate of 0 is that of the round: beside it, a rate that is also tried for the round would be tried twice."""
+    rates = methods.load(name).GRID[key]
+    assert 0.0 in rates
+    assert not {*rates} & {*methods.LEARNING_RATES}
+
+
 UNSEARCHED = {
     ("apfl", "alpha_lr"): "without effect unless clients learn their shares",
     ("pfedme", "lr"): "0 uses the setting, which trains nothing else and is searched",
