@@ -296,6 +296,16 @@ def test_the_best_two_trials_after_a_quarter_of_the_rounds_run_to_the_end(halved
     ]
 
 
+def test_two_values_that_are_one_run_are_continued_once(writers_partition, tmp_path):
+    """A rate of 0 for the personal models is that of the round."""
+    search, settings = {"lr": [0.0, 0.3, 0.001, 0.003]}, {**HALVED, "lr": 0.3}
+    tune("ditto", writers_partition, tmp_path / "t", search=search, options=SET, settings=settings)
+    rows = {row["values"]["lr"]: row for row in read_trials(tmp_path / "t")}
+    early = {rate: row["validation_accuracy"] for rate, row in rows.items() if row["rounds"] == 5}
+    assert len(early) == 2
+    assert len({0.0, 0.3} & {*early}) == 1
+
+
 def score_early(out, values):
     held_out = predictions.read(open_artifact(out / "short" / f"training.lr={values['training.lr']}"), "validation")
     return round(float((held_out.parts["p"].argmax(axis=1) == held_out.y).mean()), 6)

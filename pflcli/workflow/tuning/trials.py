@@ -66,6 +66,8 @@ class Trial:
     """why the trial failed"""
     rounds: int | None = None
     """number of rounds after which it was scored; None if all trials ran to the end"""
+    predictions: str = ""
+    """hash of the file of predictions, which is the same if two points are the same run"""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,10 @@ def run(
             trials.append(attempt(job, number, point, short))
             sampler.tell(_rank(metric, trials[-1]))
         ranks = {trial.number: rank for trial in trials if (rank := _rank(metric, trial)) is not None}
-        for job, number in zip(finals, sorted(ranks, key=lambda number: -ranks[number]), strict=False):
+        first: dict[str, int] = {}
+        for number in sorted(ranks, key=lambda number: -ranks[number]):
+            first.setdefault(trials[number - 1].predictions, number)  # two points may be one run
+        for job, number in zip(finals, first.values(), strict=False):
             trials[number - 1] = attempt(job, number, trials[number - 1].point, None)
     return trials
 
@@ -222,6 +227,7 @@ def _score(number: int, point: Point, path: Path, metric: str) -> Trial:
         int((weight > 0).sum()),
         artifact.manifest.fingerprint,
         problem,
+        predictions=artifact.manifest.files[predictions.FILE]["sha256"],
     )
 
 
