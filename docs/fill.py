@@ -110,7 +110,7 @@ def store_scores(name: str, artifact: Path) -> bool:
         plain, packed = (SCORES / f"{name}.{file}{ending}" for ending in ("", ".gz"))
         for old in (plain, packed):
             if old.exists() and name.startswith("verdicts-"):
-                rows = join_rows(read(old), rows)
+                rows = keep_rows(read(old), rows)
             old.unlink(missing_ok=True)
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(rows)
@@ -122,23 +122,20 @@ def store_scores(name: str, artifact: Path) -> bool:
     return True
 
 
-def join_rows(old: Rows, new: Rows) -> Rows:
-    """Return the old rows whose first cell no new row has, then the new rows, with the columns of both."""
-    heading = [*dict.fromkeys([*new[0], *old[0]])]
-    kept = [row for row in old[1:] if row[0] not in {row[0] for row in new[1:]}]
-    named = [dict(zip(table[0], row, strict=True)) for table in ([old[0], *kept], new) for row in table[1:]]
-    return [heading, *([row.get(key, "") for key in heading] for row in named)]
-
-
 def keep_rows(old: Rows, new: Rows) -> Rows:
-    """Return the old rows, each replaced by the new row with the same first cell, then the other new rows.
+    """Return the old rows, those with the first cell of new rows replaced by these, then the other new rows.
 
-    Tables of verdicts are renewed so, because ``pfl verify --only`` judges some of the claims. If the columns differ,
-    only the new rows are left.
+    Tables of verdicts and their scores are renewed so, because ``pfl verify --only`` judges some of the claims. A row
+    without a column of the others has an empty cell.
     """
-    if old[0] != new[0]:
-        return new
-    return [*({row[0]: row for row in old} | {row[0]: row for row in new}).values()]
+    groups: dict[str, list[dict[str, str]]] = {}
+    for rows in (old, new):
+        named: dict[str, list[dict[str, str]]] = {}
+        for row in rows[1:]:
+            named.setdefault(row[0], []).append(dict(zip(rows[0], row, strict=True)))
+        groups |= named
+    heading = [*dict.fromkeys([*new[0], *old[0]])]
+    return [heading, *([row.get(key, "") for key in heading] for rows in groups.values() for row in rows)]
 
 
 def parse_tables(text: str) -> list[Rows]:
@@ -228,8 +225,10 @@ def list_claims(claims: Sequence[tuple[str, Claim]], kind: str) -> Rows:
         name = _title(label, row).lower()
         anchor = re.sub(r"[^\w -]", "", name).replace(" ", "-")
         effect = row.get("effect") or re.sub(r" on .*?: (?=\w+ [+-]|\w+$)", ": ", row.get("decided by", ""))
-        settings = row["holds in"].partition(" setting")[0] if "holds in" in row else "by hand"
-        seeds = row.get("seeds") or ", ".join(dict.fromkeys(re.findall(r"(\d+) seeds?\b", row.get("size", ""))))
+        is_judged = "holds in" in row
+        settings = row["holds in"].partition(" setting")[0] if is_judged else "by hand"
+        counted = ", ".join(dict.fromkeys(re.findall(r"(\d+) seeds?\b", row.get("size", ""))))
+        seeds = counted if is_judged else row.get("seeds")
         cells = [row["where"] if kind == "claims" else label, row["verdict"], effect, settings, seeds]
         listed.append([f"[{row['says']}]({_DETAILS}#{anchor})", *(cell or "-" for cell in cells)])
     return listed

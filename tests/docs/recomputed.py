@@ -246,18 +246,28 @@ def gain_interval(scores, method, baseline, level, shared):
     return max(-1.0, found[0] - reach), min(1.0, found[0] + reach)
 
 
-def difference_interval(scores, metric, method, other, level, value=None):
-    """Return the difference of two methods, or of one from a ``value``, and its interval at a level."""
+def difference_interval(scores, metric, method, other, level, value=None, ties=False):
+    """Return the difference of two methods, or of one from a ``value``, and its interval at a level.
+
+    With ``ties``, it is the same with every seed, and has the error of one test sample.
+    """
     names = [name for name in (method, other) if name is not None]
     seeds = sorted(set.intersection(*({*scores.seeds(name)} for name in names)))
     base, _, part = metric.rpartition("_")
     base, part = (base, part) if part in ("seen", "unseen") else (metric, "all")
-    if other is not None and base in scores.clients[method, seeds[0]][0]:
+    by_client = base in scores.clients[method, seeds[0]][0]
+    if other is not None and by_client and not ties:
         return _difference_by_client(scores, base, part, method, other, seeds, level)
     sides = [[dict(zip(scores.seeds(name), score_runs(scores, name, metric), strict=True))[seed] for seed in seeds]
              for name in names]  # fmt: skip
     differences = np.array(sides[0]) - (np.array(sides[1]) if other is not None else value)
-    reach = differences.std(ddof=1) / math.sqrt(len(seeds)) * t_quantile(level, len(seeds) - 1)
+    spread = differences.std(ddof=1)
+    if ties:
+        assert spread < 1e-5  # scores are stored with six digits
+        samples = [scores.samples(name, seed) for name in names for seed in seeds]
+        samples = [n[n > 0] for n in samples]
+        spread = 1 / (np.mean([n.sum() for n in samples]) if by_client else np.median(np.concatenate(samples)))
+    reach = spread / math.sqrt(len(seeds)) * t_quantile(level, max(1, len(seeds) - 1))
     return float(differences.mean()), (differences.mean() - reach, differences.mean() + reach)
 
 

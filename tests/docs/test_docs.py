@@ -289,7 +289,10 @@ def test_keep_rows_replaces_the_rows_of_claims_that_were_judged_again(fill_scrip
     new = [["claim", "verdict"], ["c", "in part"], ["a", "confirmed"]]
     assert fill_script.keep_rows(old, new) == [old[0], ["a", "confirmed"], ["b", "confirmed"], ["c", "in part"]]
     other = [["claim", "verdict", "size"], ["a", "confirmed", "60 clients"]]
-    assert fill_script.keep_rows(old, other) == other
+    assert fill_script.keep_rows(old, other) == [other[0], ["a", "confirmed", "60 clients"], ["b", "confirmed", ""]]
+    scores = [["comparison", "seed"], ["x", "0"], ["x", "1"], ["y", "0"]]
+    again = [["comparison", "seed"], ["x", "5"]]
+    assert fill_script.keep_rows(scores, again) == [scores[0], ["x", "5"], ["y", "0"]]
 
 
 def test_stored_verdicts_are_about_claims_of_the_papers_as_they_are_stated_now(fill_script):

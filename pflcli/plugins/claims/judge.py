@@ -26,6 +26,8 @@ from pflcli.plugins.claims.kind import CONFIRMED, IN_PART, NOT_CONFIRMED, UNDECI
 from pflcli.workflow.comparison.extend import marked_references
 
 SPLIT = "test"
+_ROUNDING = 1e-12
+"""Largest standard error that is one of rounding."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Runs:
     failed: Mapping[str, Sequence[int]]
     target: float | None = None
     link: Link | None = None
+    level: float = gains.LEVEL
+    """the coverage of intervals"""
 
     @classmethod
     def read(
@@ -68,6 +72,11 @@ class Runs:
             scored.setdefault(item.label, {})[item.seed] = item
         return cls(scored, failed, target, parsed)
 
+    @property
+    def seeds(self) -> set[int]:
+        """All seeds."""
+        return {seed for by_seed in self.scored.values() for seed in by_seed}
+
     def value(self, metric: str, item: Scored) -> float:
         """Return a metric of one run; nan if it has none."""
         return float(stored_scores.measure_run(item, self.target, self.link).get(metric, math.nan))
@@ -78,7 +87,7 @@ class Runs:
         These are the methods by which its table estimates it: those that are ranked and have the same seeds. None if
         there are too few, or if one of the two is not among them or varies more than they do.
         """
-        seeds = sorted({seed for by_seed in self.scored.values() for seed in by_seed})
+        seeds = sorted(self.seeds)
         means = {
             label: [scores.weighted_mean(*_choose_clients(by_seed[seed], metric, part)[:2]) for seed in seeds]
             for label, by_seed in self.scored.items()
@@ -194,14 +203,17 @@ def _compare(claim: Claim, pair: tuple[str, str | None], cell: Cell, runs: Runs,
     record["difference"] = mean
     if estimate is None:
         return {**record, "reason": f"{counted(len(seeds), 'seed')} without an interval"}
-    record |= {"interval": list(estimate.interval), "level": gains.LEVEL}
+    if estimate.error < _ROUNDING and (step := _measure_step(claim.metric, sides)):
+        estimate = Estimate.by_student(mean, step / math.sqrt(len(seeds)), max(1, len(seeds) - 1))
+        record["floor"] = step
+    record |= {"interval": list(estimate.interval_at(runs.level)), "level": runs.level}
     if failed:
         return {**record, "reason": failed}
     if len(seeds) < claim.seeds:
         return {**record, "reason": f"{len(seeds)} of {counted(claim.seeds, 'seed')}"}
-    if settle(estimate.interval, claim.direction, claim.margin) is True:
+    if settle(estimate.interval_at(runs.level), claim.direction, claim.margin) is True:
         return {**record, "holds": True}
-    level = 1 - (1 - gains.LEVEL) / pairs
+    level = 1 - (1 - runs.level) / pairs
     corrected = estimate.interval_at(level)
     contradicts = settle(corrected, claim.direction, claim.margin) is False
     return {**record, "interval": list(corrected), "level": level, "holds": False if contradicts else None}
@@ -242,13 +254,24 @@ def _estimate(
     if any(map(math.isnan, differences)):
         return None, None
     mean = float(np.mean(differences))
-    # A quantile of a few clients' scores is often the same in three seeds, which does not mean that it has no error.
-    if _is_of_scores(claim.metric) and len(set(differences)) == 1:
-        return mean, None
     return mean, gains.mean_difference(differences)
 
 
-def _is_of_scores(metric: str) -> bool:
+def _measure_step(metric: str, sides: Sequence[Sequence[Scored]]) -> float:
+    """Return by how much one test sample of a client changes a score: the least standard deviation between its seeds.
+
+    A difference that is the same with every seed, as that of a quantile of a few clients' scores often is, varies by
+    less than these steps show, which is not 0. Costs and rounds may have no error: their step is 0.
+    """
+    if not is_of_scores(metric):
+        return 0.0
+    samples = [item.n[item.n > 0] for items in sides for item in items]
+    if _scores_by_client(metric) is not None:
+        return float(1 / np.mean([n.sum() for n in samples]))
+    return float(1 / np.median(np.concatenate(samples)))
+
+
+def is_of_scores(metric: str) -> bool:
     """Return whether a metric is computed from predictions on test samples, other than costs and rounds."""
     entry = catalogue.METRICS.get(metric)
     return entry is not None and (entry.unit == "fraction" or entry.is_per_client or bool(entry.score))

@@ -36,6 +36,8 @@ class _Difference(TypedDict):
     interval: Annotated[list[float], Len(2, 2)] | None
     level: NotRequired[float | None]
     """the coverage of the interval, which older files lack"""
+    floor: NotRequired[float]
+    """the least standard deviation between seeds, where all of them have the same difference"""
     holds: bool | None
     reason: str
 
@@ -53,6 +55,10 @@ class _Cell(TypedDict):
     size: dict[str, Any]
     paper: dict[str, Any]
     tuned: NotRequired[_Tuned]
+    options: NotRequired[dict[str, str]]
+    """the options of methods that differ from the defaults, as typed; older files lack it"""
+    warnings: NotRequired[list[str]]
+    """what weakens the verdict"""
     verdict: str
     decided_by: _Difference
     differences: Annotated[list[_Difference], Len(1)]

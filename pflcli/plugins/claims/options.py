@@ -62,6 +62,16 @@ class Verify(Options):
             show_default="as many from 0 on as the claims need",
         ),
     ] = None
+    until_decided: Annotated[
+        int | None,
+        typer.Option(
+            help="Add seeds until every claim is decided, or until there are this many. Intervals are corrected for the"
+            " repeated looks.",
+            min=2,
+            metavar="MAX",
+            show_default="no seed is added",
+        ),
+    ] = None
     paper: Annotated[
         bool, typer.Option("--paper", help="Run experiments at the size of their paper, not at the small one.")
     ] = False

@@ -18,7 +18,8 @@ _MIN_WHOLE = 1000
 
 def build_table(claims: Mapping[str, Mapping[str, Any]]) -> Table:
     """Return a table with a row per claim: the verdict, in how many settings it holds, and what decided it."""
-    heading = ["claim", "says", "where", "condition", "verdict", "holds in", "decided by", "size"]
+    heading = ["claim", "says", "where", "condition", "verdict", "holds in", "decided by"]
+    heading += ["warnings", "seeds", "options", "size"]
     rows = [
         [
             name,
@@ -28,17 +29,26 @@ def build_table(claims: Mapping[str, Mapping[str, Any]]) -> Table:
             describe_verdict(claim),
             _describe_settings(claim),
             describe_difference(claim["decided_by"]),
+            "; ".join(dict.fromkeys(warning for cell in claim["cells"] for warning in cell.get("warnings", ()))),
+            ", ".join(map(str, claim["decided_by"]["seeds"])),
+            _describe_options(claim["cells"]),
             _describe_sizes(claim["cells"]),
         ]
         for name, claim in claims.items()
     ]
-    return Table(heading, rows, ["says", "size", "where", "condition"])
+    return Table(heading, rows, ["says", "size", "where", "options", "condition", "seeds"])
 
 
 def describe_verdict(claim: Mapping[str, Any]) -> str:
     """Return the verdict; one on the best of several methods counts only if all of them were tuned, and says so."""
     untuned = claim.get("ranks_first") and not all("tuned" in cell for cell in claim["cells"])
     return f"{claim['verdict']}, not tuned" if untuned else str(claim["verdict"])
+
+
+def _describe_options(cells: Iterable[Mapping[str, Any]]) -> str:
+    """Return the options of each method that differ from the defaults: ``ditto@weak lam=0.1; panm k=3``."""
+    named = (f"{name} {values}" for cell in cells for name, values in cell.get("options", {}).items())
+    return "; ".join(dict.fromkeys(named))
 
 
 def _describe_settings(claim: Mapping[str, Any]) -> str:
@@ -53,7 +63,7 @@ def _describe_condition(claim: Mapping[str, Any]) -> str:
     """Return the condition on each difference: ``higher``, ``higher by over 1.0``, ``level up to 1.0``."""
     if not claim["margin"]:
         return str(claim["direction"])
-    margin = _format(claim["decided_by"]["metric"], claim["margin"]).removeprefix("+")
+    margin = format_value(claim["decided_by"]["metric"], claim["margin"]).removeprefix("+")
     return f"{claim['direction']} {'by over' if claim['direction'] in ('higher', 'lower') else 'up to'} {margin}"
 
 
@@ -62,11 +72,12 @@ def describe_difference(item: Mapping[str, Any]) -> str:
     against = item["against"] if isinstance(item["against"], str) else f"{item['against']:g}"
     text = f"{item['method']} - {against} on {describe_setting(item)}: {item['metric']}"
     if item["difference"] is not None:
-        text += f" {_format(item['metric'], item['difference'])}"
+        text += f" {format_value(item['metric'], item['difference'])}"
     if item["interval"] is not None:
-        text += f" [{', '.join(_format(item['metric'], bound) for bound in item['interval'])}]"
+        text += f" [{', '.join(format_value(item['metric'], bound) for bound in item['interval'])}]"
         level = item.get("level") or gains.LEVEL
         text += f" ({100 * level:.3g} % interval)" * (level > gains.LEVEL)
+        text += " (ties: the error is that of one test sample)" * ("floor" in item)
     return f"{text} ({item['reason']})" if item["reason"] else text
 
 
@@ -75,7 +86,7 @@ def describe_setting(item: Mapping[str, Any]) -> str:
     return ", ".join([item["experiment"], *(f"{key} {as_typed(value)}" for key, value in item["at"].items())])
 
 
-def _format(metric: str, value: float) -> str:
+def format_value(metric: str, value: float) -> str:
     """Return a difference with its sign, in percentage points unless tables show the metric in another unit."""
     entry = catalogue.METRICS.get(metric)
     if entry is not None and (entry.percent or (entry.unit == "fraction" and not entry.heading)):
@@ -107,7 +118,7 @@ def list_settings(claims: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], l
     """Return the heading and a row per claim, setting and pair of methods, with numbers in the unit of the metric."""
     heading = [
         *("claim", "setting", "comparison", "verdict", "metric", "method", "against", "direction", "margin", "seeds"),
-        *("difference", "low", "high", "level"),
+        *("difference", "low", "high", "level", "floor"),
     ]
     rows = []
     for name, claim in claims.items():
@@ -116,6 +127,7 @@ def list_settings(claims: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], l
                 low, high = item["interval"] or (None, None)
                 holds = {True: "holds", False: "does not hold", None: "undecided"}[item["holds"]]
                 sides = [item["metric"], item["method"], item["against"], claim["direction"], claim["margin"]]
-                values = [len(item["seeds"]), item["difference"], low, high, item.get("level")]
+                used = " ".join(map(str, item["seeds"]))
+                values = [used, item["difference"], low, high, item.get("level"), item.get("floor")]
                 rows.append([name, describe_setting(cell), cell["comparison"], holds, *sides, *values])
     return heading, rows

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,16 +29,18 @@ from pflcli.core.reporter import SILENT, NullReporter
 from pflcli.core.settings import Settings
 from pflcli.core.wording import counted, duration
 from pflcli.evaluation import stored_scores, summary
+from pflcli.evaluation.metrics.looks import Looks
 from pflcli.options.declaration import as_path
 from pflcli.options.function import command
-from pflcli.plugins.claims import claims_file, presentation
+from pflcli.plugins.claims import claims_file, doubts, presentation
 from pflcli.plugins.claims import kind as verdicts
 from pflcli.plugins.claims.claims_file import SIZES, Claim, ClaimsFile
 from pflcli.plugins.claims.comparisons import Cell, PlannedComparison, plan
 from pflcli.plugins.claims.judge import SPLIT, Runs, judge
-from pflcli.plugins.claims.kind import CONFIRMED
+from pflcli.plugins.claims.kind import CONFIRMED, UNDECIDED
 from pflcli.plugins.claims.options import Verify
 from pflcli.workflow.comparison.request import IncompleteError
+from pflcli.workflow.comparison.until_decided import add_seeds, keep_looks
 from pflcli.workflow.comparison.variants import resolve_variants
 
 NAME = "verdicts"
@@ -65,13 +69,41 @@ def verify(asked: Verify) -> Outcome:
     IncompleteError, with the verdicts, if runs fail that a claim needs; with ``strict``, UnconfirmedError, also with
     the verdicts, unless all claims are confirmed.
     """
+    if asked.until_decided is None:
+        return _verify(asked)
+    if any("/" in word for word in asked.only or ()):
+        raise UsageError(
+            "--until-decided looks at the verdicts, which paths in --only do not make", "leave out one of them"
+        )
+    outcome = add_seeds(asked, sorted(asked.seeds or ()), asked.until_decided, _verify, _look)
+    return outcome if asked.execution.dry_run else _require_confirmed(outcome, asked)
+
+
+def _verify(asked: Verify) -> Outcome:
     verification = Verification.read(asked)
     if asked.execution.dry_run:
         return verification.preview()
     paths = [word for word in asked.only or () if "/" in word]
     if paths:
         return verification.make_parts(paths)
-    return verification.make()
+    outcome = verification.make()
+    return outcome if asked.until_decided is not None else _require_confirmed(outcome, asked)
+
+
+def _look(outcome: Outcome) -> tuple[bool, str]:
+    """Return whether all claims are decided, and say so."""
+    judged = verdicts.read(open_artifact(outcome.path))
+    open_claims = [name for name, claim in judged.items() if claim["verdict"] == UNDECIDED]
+    return not open_claims, f"{', '.join(open_claims)} undecided" if open_claims else "all claims are decided"
+
+
+def _require_confirmed(outcome: Outcome, asked: Verify) -> Outcome:
+    """Return the verdicts; with ``strict``, raises UnconfirmedError unless all claims are confirmed."""
+    judged = verdicts.read(open_artifact(outcome.path)) if asked.strict else {}
+    missed = [f"{name}: {claim['verdict']}" for name, claim in judged.items() if claim["verdict"] != CONFIRMED]
+    if missed:
+        raise UnconfirmedError(outcome, f"{len(missed)} of {counted(len(judged), 'claim')} not confirmed", *missed)
+    return outcome
 
 
 @dataclass(frozen=True)
@@ -84,6 +116,8 @@ class Verification:
     """the names of the claims to judge"""
     comparisons: Mapping[str, PlannedComparison]
     cells: Mapping[str, Sequence[Cell]]
+    looks: list[int] | None = None
+    """the first and the largest number of seeds with a look, with ``until_decided``"""
 
     @classmethod
     def read(cls, asked: Verify) -> Verification:
@@ -135,7 +169,12 @@ class Verification:
         for comparison in comparisons.values():  # before the first one runs, which may take long
             training = config.build(Settings, comparison.experiment.training, comparison.name)
             resolve_variants([*comparison.methods], comparison.methods, training)
-        return cls(asked, file, names, comparisons, cells)
+        drawn = Counter[str]()
+        for comparison in comparisons.values():
+            drawn[comparison.group] += len(comparison.seeds)
+        earlier = old.request if old is not None and is_verdicts and not asked.execution.force else {}
+        looks = keep_looks(earlier.get("looks"), asked.until_decided, max(drawn.values()), out / NAME)
+        return cls(asked, file, names, comparisons, cells, looks)
 
     @property
     def out(self) -> Path:
@@ -227,13 +266,6 @@ class Verification:
         outcome = self._judge(made)
         if failures:
             raise IncompleteError(outcome, "some runs failed, and claims that need them are undecided", *failures)
-        if self.asked.strict:
-            judged = verdicts.read(open_artifact(outcome.path))
-            missed = [f"{name}: {claim['verdict']}" for name, claim in judged.items() if claim["verdict"] != CONFIRMED]
-            if missed:
-                raise UnconfirmedError(
-                    outcome, f"{len(missed)} of {counted(len(judged), 'claim')} not confirmed", *missed
-                )
         return outcome
 
     def _make_comparison(self, comparison: PlannedComparison) -> Outcome:
@@ -284,6 +316,7 @@ class Verification:
             },
             "paper": self.asked.paper,
             "statistics": summary.STATISTICS,
+            **({} if self.looks is None else {"looks": self.looks}),
         }
         spec = ArtifactSpec(NAME, request, inputs, code={"judge": sources.module_hash("plugins.claims.judge")})
         old = manifests.read(out) if manifests.is_artifact(out) else None
@@ -305,6 +338,9 @@ class Verification:
             name: Runs.read(artifacts, metrics[name], experiments[name].target, experiments[name].link)
             for name, artifacts in groups.items()
         }
+        if self.looks is not None:
+            looks = Looks(*self.looks)
+            runs = {name: replace(each, level=looks.level(len(each.seeds))) for name, each in runs.items()}
         sizes = {name: _measure(artifacts) for name, artifacts in groups.items()}
         tuned = {name: _read_tuning(artifacts) for name, artifacts in groups.items()}
         judged: dict[str, Any] = {}
@@ -315,6 +351,10 @@ class Verification:
                 cell["size"] = sizes[cell["comparison"]]
                 cell["paper"] = dict(experiments[cell["comparison"]].papers)
                 cell.update(tuned[cell["comparison"]])
+            for cell, found in zip(self.cells[name], record["cells"], strict=True):
+                scored = runs[cell.comparison]
+                found["options"] = doubts.list_options(cell, scored)
+                found["warnings"] = doubts.find(claim, cell, found, scored, self._existing_seeds(cell.comparison))
             facts = {"direction": claim.direction, "margin": claim.margin, "ranks_first": claim.ranks_first}
             judged[name] = {**record, **facts}
         work.write(verdicts.VERDICTS, (json.dumps({"claims": judged}, indent=1, default=list) + "\n").encode())
@@ -322,14 +362,20 @@ class Verification:
         work.write("table.md", table.markdown().encode())
         work.write(verdicts.TABLE, csv_file.encode(table.heading, table.rows))
         work.write(verdicts.SETTINGS, csv_file.encode_rounded(*presentation.list_settings(judged)))
-        scored = {
+        every = {
             name: [item for by_seed in each.scored.values() for item in by_seed.values()] for name, each in runs.items()
         }
-        stored_scores.write(work, scored, {name: (each.target, each.link) for name, each in runs.items()}, SPLIT)
+        stored_scores.write(work, every, {name: (each.target, each.link) for name, each in runs.items()}, SPLIT)
         found = [record["verdict"] for record in judged.values()]
         return Built(
             {"claims": len(judged), "verdicts": {name: found.count(name) for name in dict.fromkeys(found)}}, {}
         )
+
+    def _existing_seeds(self, group: str) -> set[int]:
+        """Return the seeds of the partitions that the folder has for the comparisons of a group."""
+        folders = [self.out / group, *self.out.glob(f"{glob.escape(group)}[@+]seed-*")]
+        names = [path.name for folder in folders for path in folder.glob("partition-*") if manifests.is_artifact(path)]
+        return {int(name.removeprefix("partition-")) for name in names if name.removeprefix("partition-").isdecimal()}
 
     def _needs(self, claim: str, comparison: str) -> bool:
         return any(cell.comparison == comparison for cell in self.cells[claim])

@@ -27,6 +27,7 @@ from pflcli.workflow.comparison.extend import ExistingComparison, find_compariso
 from pflcli.workflow.comparison.runs import Makers, Runs
 from pflcli.workflow.comparison.table import NAME, SPLIT, Table, TableOptions
 from pflcli.workflow.comparison.tunings import Budget, Tuned, Tuner
+from pflcli.workflow.comparison.until_decided import keep_looks
 from pflcli.workflow.comparison.variants import (
     ALL,
     Variant,
@@ -124,13 +125,15 @@ class Request:
             _require_baseline(self.asked.baseline, variants)
         options.require_calibration(variants, training)
         require_validation_samples([variant.name for variant in variants], partitions.values())
+        earlier = {} if existing is None else existing.artifact.manifest.request
+        looks = keep_looks(earlier.get("looks"), self.asked.until_decided, len(partitions), self.out / NAME)
         request = {
             "methods": {variant.name: variant.recorded() for variant in variants},
             "seeds": sorted(partitions),
             "settings": run_request.recorded_settings(training),
             **({} if digest is None else {"weights": digest}),
             **options.request(self.asked.baseline, partitions),
-            **self._looks(existing, len(partitions)),
+            **({} if looks is None else {"looks": looks}),
             **tuned.request,
         }
         if only is not None:
@@ -147,29 +150,6 @@ class Request:
         grows = existing is not None and existing.rounds < training.rounds
         graph = Graph.create(self.out, planned, grows=grows).select(only)
         return Comparison(self, runs, tuned, options, table, graph, tuning, jobs)
-
-    def _looks(self, existing: ExistingComparison | None, seeds: int) -> dict[str, Any]:
-        """Return the first and the largest number of seeds with a look, which an existing comparison keeps.
-
-        Raises UsageError for another largest number, on which the levels of earlier looks depend, and for more seeds:
-        the looks up to the largest number may err as often as all of them may.
-        """
-        most = self.asked.until_decided
-        kept = None if existing is None else existing.artifact.manifest.request.get("looks")
-        if kept is None:
-            return {} if most is None else {"looks": [seeds, most]}
-        if most is not None and most != kept[1]:
-            raise UsageError(
-                f"{self.out / NAME} was made with --until-decided {kept[1]}, which sets the levels of its looks",
-                f"--until-decided {kept[1]}, or another folder for --out",
-            )
-        if seeds > kept[1]:
-            raise UsageError(
-                f"{self.out / NAME} was made with --until-decided {kept[1]}: its intervals allow no more than "
-                f"{counted(kept[1], 'seed')}, and this would make {seeds}",
-                "another folder for --out",
-            )
-        return {"looks": kept}
 
     def _tune(self, problems: Mapping[str, str]) -> tuple[Tuned, Plan]:
         """Return the values that tunings have chosen so far, and the plan of the tunings."""

@@ -1,11 +1,11 @@
-"""``compare --until-decided``: add seeds until the best method is shown to be better than every other one."""
+"""``--until-decided``: add seeds until the best method is shown to be best, or until claims are decided."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.kinds import evaluation
@@ -13,11 +13,14 @@ from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import open_artifact
 from pflcli.core.errors import UsageError
 from pflcli.core.metrics import catalogue
+from pflcli.core.wording import counted
 from pflcli.evaluation.presentation import tables
 from pflcli.evaluation.presentation.conclusion import Conclusion, Marks, name_baseline
 from pflcli.options.compare import Compare
 from pflcli.workflow.comparison.table import NAME
 
+Asked = TypeVar("Asked", bound=Any)
+"""The options of a command with ``seeds`` and ``execution``."""
 FIRST = 3
 """The number of seeds at the first look, unless seeds are given or there already."""
 MAX_SEEDS = 1000
@@ -30,8 +33,6 @@ def compare_until_decided(asked: Compare, most: int, make: Callable[[Compare], O
     ``make`` makes a comparison. A dry run previews it with all ``most`` seeds. Raises UsageError for options that leave
     no seed to add.
     """
-    if most > MAX_SEEDS:
-        raise UsageError(f"--until-decided {most} is above the maximum of {MAX_SEEDS}", "--until-decided 10")
     if asked.only is not None:
         raise UsageError(
             "--until-decided looks at the whole table, which --only does not make", "leave out one of them"
@@ -41,8 +42,28 @@ def compare_until_decided(asked: Compare, most: int, make: Callable[[Compare], O
             "--until-decided adds seeds on a single partition, and cannot draw further partitions", "give one partition"
         )
     earlier = _read_request(Path(asked.out))
-    seeds = sorted({*earlier.get("seeds", ()), *(asked.seeds or ())}) or [*range(min(FIRST, most))]
-    if len(seeds) > most and "looks" not in earlier:  # a comparison with looks refuses another MAX and more seeds
+    seeds = sorted({*earlier.get("seeds", ()), *(asked.seeds or ())})
+    has_looks = "looks" in earlier  # it refuses another MAX and more seeds itself
+    return add_seeds(asked, seeds, most, make, _look, may_exceed=has_looks)
+
+
+def add_seeds(
+    asked: Asked,
+    seeds: list[int],
+    most: int,
+    make: Callable[[Asked], Outcome],
+    look: Callable[[Outcome], tuple[bool, str]],
+    *,
+    may_exceed: bool = False,
+) -> Outcome:
+    """Make an artifact with these ``seeds``, by default the first three, and add seeds until a look decides it.
+
+    A dry run previews it with all ``most`` seeds. Raises UsageError if there is no seed to add, unless ``may_exceed``.
+    """
+    if most > MAX_SEEDS:
+        raise UsageError(f"--until-decided {most} is above the maximum of {MAX_SEEDS}", "--until-decided 10")
+    seeds = seeds or [*range(min(FIRST, most))]
+    if len(seeds) > most and not may_exceed:
         raise UsageError(
             f"--until-decided {most} leaves no seed to add: there are {len(seeds)}", f"--until-decided {len(seeds) + 1}"
         )
@@ -52,11 +73,33 @@ def compare_until_decided(asked: Compare, most: int, make: Callable[[Compare], O
         return make(replace(asked, seeds=_extend(seeds, most)))
     while True:
         outcome = make(replace(asked, seeds=seeds))
-        is_decided, words = _look(outcome)
+        is_decided, words = look(outcome)
         reporter.say(f"look after {len(seeds)} of at most {most} seeds: {words}")
         if is_decided or len(seeds) >= most:
             return outcome
         seeds = _extend(seeds, len(seeds) + 1)
+
+
+def keep_looks(kept: list[int] | None, most: int | None, seeds: int, artifact: Path) -> list[int] | None:
+    """Return the first and the largest number of seeds with a look: those ``kept`` by an artifact, or new ones.
+
+    Raises UsageError for another largest number, on which the levels of earlier looks depend, and for more seeds: the
+    looks up to the largest number may err as often as all of them may.
+    """
+    if kept is None:
+        return None if most is None else [seeds, most]
+    if most is not None and most != kept[1]:
+        raise UsageError(
+            f"{artifact} was made with --until-decided {kept[1]}, which sets the levels of its looks",
+            f"--until-decided {kept[1]}, or another folder for --out",
+        )
+    if seeds > kept[1]:
+        raise UsageError(
+            f"{artifact} was made with --until-decided {kept[1]}: its intervals allow no more than "
+            f"{counted(kept[1], 'seed')}, and this would make {seeds}",
+            "another folder for --out",
+        )
+    return kept
 
 
 def _read_request(out: Path) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from scipy.stats import t as student
 
 from pflcli.evaluation.metrics import gains
 from pflcli.plugins.claims import judge as judging
@@ -138,17 +139,23 @@ def test_clients_that_disagree_leave_the_claim_undecided():
     assert verdict(claim("level", margin=0.01), runs(a=seeds(mixed), b=seeds(BASE)))["verdict"] == "undecided"
 
 
-def test_a_tie_is_not_higher_and_not_lower():
-    found = runs(a=seeds(BASE), b=seeds(BASE))
-    by_direction = {name: verdict(claim(name), found) for name in ("higher", "lower", "not-lower", "not-higher")}
-    assert {name: found["verdict"] for name, found in by_direction.items()} == {
-        "higher": "not confirmed",
-        "lower": "not confirmed",
-        "not-lower": "confirmed",
-        "not-higher": "confirmed",
+@pytest.mark.parametrize(
+    ("margin", "metric", "found"),
+    [
+        (0.0, "accuracy", ("undecided", "undecided")),  # by less than a test sample shows
+        (0.05, "accuracy", ("not confirmed", "confirmed")),
+        (0.0, "megabytes", ("not confirmed", "confirmed")),  # a cost has no error
+    ],
+    ids=["no margin", "a margin", "a cost"],
+)
+def test_a_tie_is_not_higher_and_not_lower(margin, metric, found):
+    equal = runs(a=seeds(BASE, megabytes=3.0), b=seeds(BASE, megabytes=3.0))
+    stated = {
+        name: claim(name, margin=margin, metric=metric) for name in ("higher", "lower", "not-lower", "not-higher")
     }
-    assert by_direction["higher"]["decided_by"]["interval"] == [0, 0]
-    assert verdict(claim("level", margin=0.01), found)["verdict"] == "confirmed"
+    by_direction = {name: verdict(each, equal)["verdict"] for name, each in stated.items()}
+    higher, not_lower = found
+    assert by_direction == {"higher": higher, "lower": higher, "not-lower": not_lower, "not-higher": not_lower}
 
 
 @pytest.mark.parametrize("lost", ["a", "b"])
@@ -204,14 +211,31 @@ def test_a_contradiction_is_corrected_for_the_number_of_methods_and_a_confirmati
     assert verdict(claim("lower", against=tuple(others)), found)["verdict"] == "confirmed"
 
 
-def test_the_same_score_in_every_seed_has_no_interval_and_the_same_cost_has():
+@pytest.mark.parametrize(("ahead", "found"), [(0.1, "undecided"), (0.3, "confirmed")])
+def test_the_same_score_in_every_seed_has_the_error_of_one_test_sample(ahead, found):
     """A decile of six clients that three seeds leave as it is: not a difference that is known without an error."""
-    found = runs(a=seeds(BASE + LEAD, bottom_decile=0.5), b=seeds(BASE, bottom_decile=0.4))
-    decile = verdict(claim(metric="bottom_decile"), found)
-    assert (decile["verdict"], decile["decided_by"]["interval"]) == ("undecided", None)
-    assert "without an interval" in decile["decided_by"]["reason"]
+    decile = verdict(
+        claim(metric="bottom_decile"),
+        runs(a=seeds(BASE + LEAD, bottom_decile=0.4 + ahead), b=seeds(BASE, bottom_decile=0.4)),
+    )
+    reach = student.ppf(0.975, 2) * 0.1 / 3**0.5
+    assert decile["decided_by"]["interval"] == pytest.approx([ahead - reach, ahead + reach])
+    assert (decile["verdict"], decile["decided_by"]["floor"]) == (found, 0.1)
+    assert "(ties: the error is that of one test sample)" in describe_difference(decile["decided_by"])
+
+
+def test_equal_accuracies_of_all_clients_have_the_error_of_one_of_all_test_samples():
+    level = verdict(claim("level", margin=0.02), runs(a=seeds(BASE), b=seeds(BASE)))
+    reach = student.ppf(0.975, 2) * 0.01 / 3**0.5
+    assert level["decided_by"]["interval"] == pytest.approx([-reach, reach])
+    assert level["verdict"] == "undecided"  # the interval is longer than the margin
+
+
+def test_the_same_cost_in_every_seed_has_no_error():
     found = runs(a=seeds(BASE, megabytes=20.0), b=seeds(BASE, megabytes=10.0))
-    assert verdict(claim(metric="megabytes"), found)["verdict"] == "confirmed"
+    sent = verdict(claim(metric="megabytes"), found)
+    assert (sent["verdict"], sent["decided_by"]["interval"]) == ("confirmed", [10, 10])
+    assert "ties" not in describe_difference(sent["decided_by"])
 
 
 @pytest.mark.parametrize("shift", [-3, -1.1, -0.5, 0.5, 1.1, 3])

@@ -17,6 +17,7 @@ from pflcli import verify
 from pflcli.artifacts.reader import open_artifact
 from pflcli.core.errors import ConflictError, InputError, UsageError
 from pflcli.evaluation.metrics.gains import Estimate
+from pflcli.evaluation.metrics.looks import Looks
 from pflcli.methods import fedavg_plus
 from pflcli.workflow.comparison.request import IncompleteError
 
@@ -434,3 +435,60 @@ def test_weights_start_the_experiments_that_need_them_and_no_others(copy):
         name: open_artifact(copy / "v" / name / "seed-0" / "backbone").manifest.request for name in ("writers", "given")
     }
     assert ["weights" in request for request in requests.values()] == [False, True]
+
+
+def test_the_table_names_seeds_options_and_what_weakens_a_verdict(judged):
+    rows = {row["claim"]: row for row in open_artifact(judged / "v" / "verdicts").table("table.csv")}
+    free = rows["fine-tuning-is-free"]
+    assert free["seeds"] == "0, 1"
+    assert free["options"] == "fedavg-plus@epochs-1 epochs=1; fedavg-plus@epochs-3 epochs=3"
+    assert free["warnings"] == "only 2 seeds"
+    assert rows["fine-tuning-helps"]["warnings"].startswith("only 2 seeds")
+
+
+UNTIL = """
+[set.fedprox]
+mu = 0.0
+[experiments.tie]
+dataset = "writers"
+partition = { clients = 4 }
+training = { model = "logistic", rounds = 1, participation = 1 }
+[claims.tie]
+says = "FedProx without its term is better"
+on = ["tie"]
+method = "fedprox"
+direction = "higher"
+against = ["fedavg"]
+[claims.bytes]
+says = "FedProx sends no more"
+on = ["tie"]
+metric = "megabytes"
+method = "fedprox"
+direction = "not-higher"
+against = ["fedavg"]
+"""
+
+
+def test_seeds_are_added_until_claims_are_decided_at_levels_of_alpha_spending(tmp_path, pfl):
+    (tmp_path / "claims.toml").write_text(UNTIL)
+    command = ("verify", tmp_path / "claims.toml", "-o", tmp_path / "v", "--threads", 1, "--until-decided")
+    decided = pfl(*command, 5, "--only", "bytes")
+    assert "look after 3 of at most 5 seeds: all claims are decided" in decided.err
+    assert read(tmp_path / "v")["bytes"]["decided_by"]["seeds"] == [0, 1, 2]
+    shutil.rmtree(tmp_path / "v" / "verdicts")
+    tied = pfl(*command, 4)
+    assert "look after 3 of at most 4 seeds: tie undecided" in tied.err
+    assert "look after 4 of at most 4 seeds: tie undecided" in tied.err
+    claims = read(tmp_path / "v")
+    assert claims["tie"]["decided_by"]["seeds"] == [0, 1, 2, 3]
+    assert claims["bytes"]["decided_by"]["level"] == pytest.approx(Looks(3, 4).level(4))
+    assert open_artifact(tmp_path / "v" / "verdicts").manifest.request["looks"] == [3, 4]
+    kept = pfl("verify", tmp_path / "claims.toml", "-o", tmp_path / "v", "--threads", 1, "--seeds", "0,1,2,3", "--json")
+    assert json.loads(kept.out)["decision"] == "up to date"
+    other = pfl(*command, 6)
+    assert (other.code, other.out) == (2, "")
+    assert "was made with --until-decided 4" in other.err
+    many = pfl(*command, 4, "--seeds", "0,1,2,3,4")
+    assert (many.code, "--until-decided 4 leaves no seed to add: there are 5" in many.err) == (2, True)
+    parts = pfl(*command, 4, "--only", "tie/comparison")
+    assert (parts.code, "which paths in --only do not make" in parts.err) == (2, True)
