@@ -40,8 +40,8 @@ def write(work: ArtifactWriter, scored: Mapping[str, Sequence[Scored]], aims: Ma
         for name, items in scored.items()
         for row in _list_runs(items, *aims[name])
     ]
-    heading = dict.fromkeys(key for row in runs for key in row)
-    heading = [key for key in heading if key != "made_with"] + ["made_with"]
+    names = dict.fromkeys(key for row in runs for key in row)
+    heading = [*(key for key in names if key != "made_with"), "made_with"]
     work.write(RUNS, csv_file.encode_rounded(heading, ([row.get(key) for key in heading] for row in runs)))
 
 

@@ -23,7 +23,7 @@ _BASELINE = "fedavg"
 def list_options(cell: Cell, runs: Runs) -> dict[str, str]:
     """Return the options of each method in a setting that differ from its defaults with every seed, as typed."""
     found = {}
-    for name in dict.fromkeys(name for pair in cell.pairs for name in pair if name in runs.scored):
+    for name in _list_methods(cell, runs):
         items = [*runs.scored[name].values()]
         sets = [
             stored_scores.list_set_options(item.method, item.artifact.manifest.request["options"]) for item in items
@@ -62,6 +62,12 @@ def _list_rivals(cell: Cell) -> list[str]:
     return list(dict.fromkeys(other for _, other in cell.pairs if other is not None and other != _BASELINE))
 
 
+def _list_methods(cell: Cell, runs: Runs) -> list[str]:
+    """Return the methods that are compared in a setting and have results, each once."""
+    named = (name for pair in cell.pairs for name in pair if name is not None)
+    return [name for name in dict.fromkeys(named) if name in runs.scored]
+
+
 def _number(seeds: Collection[int]) -> str:
     return ", ".join(map(str, sorted(seeds)))
 
@@ -84,8 +90,7 @@ def _measure_spread(metric: str, runs: Runs) -> float:
 
 def _find_unfinished(cell: Cell, runs: Runs) -> list[str]:
     """Return the methods of a setting whose validation accuracy still rose, each with its rise."""
-    names = dict.fromkeys(name for pair in cell.pairs for name in pair if name in runs.scored)
-    groups: dict[str, Sequence[Any]] = {name: [*runs.scored[name].values()] for name in names}
+    groups: dict[str, Sequence[Any]] = {name: [*runs.scored[name].values()] for name in _list_methods(cell, runs)}
     rises = {
         name: convergence.measure_mean_rise([item.curve for item in items], items[0].validation_samples)
         for name, items in groups.items()
