@@ -23,12 +23,13 @@ root=${1:?ROOT: the folder with the datasets} runs=${2:-runs/knn-peers-parts}
 methods=fedavg,prior,knn-per-extended@cosine,knn-peers,knn-peers@all,knn-peers@plain
 options=(--set knn-peers@all.attention=0 --set knn-peers@plain.kappa=1e9)
 options+=(--set knn-per-extended@cosine.distance=cosine --set knn-per-extended@cosine.sigma=0.05 --set knn-per-extended@cosine.cross_validate=0)
-how=(--model mlp --rounds 1200 --patience flat --eval-every 10 --epochs 2 --batch-size 10 --lr 0.2)
+how=(--model mlp --patience flat --eval-every 10 --epochs 2 --batch-size 10 --lr 0.2)
 pfl partition emnist --root "$root" --part 1/3 --scheme dirichlet --set alpha=0.3 --clients 100 --min-samples 30 \
   --fractions 0.05,0.02,0.93 -o "$runs/emnist-5/partition" -q
 pfl partition mnist --root "$root" --part 1/4 --scheme clusters --set groups=4 --set kind=labels --clients 130 \
   --fractions 0.15,0.05,0.8 -o "$runs/relabelled-15/partition" -q
-for data in emnist-5 relabelled-15; do
-  pfl compare "$runs/$data/partition" -o "$runs/$data" --methods "$methods" "${options[@]}" "${how[@]}" --seeds 0,1,2 \
+for data in emnist-5:1200 relabelled-15:400; do
+  at=$runs/${data%:*}
+  pfl compare "$at/partition" -o "$at" --methods "$methods" "${options[@]}" "${how[@]}" --rounds "${data#*:}" --seeds 0,1,2 \
     --no-references --baseline knn-peers -q
 done

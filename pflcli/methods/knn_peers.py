@@ -24,8 +24,8 @@ and 0 without a common class. A class mean votes like n_jc samples at its place,
 the frequency of the class at client i to that at all clients, shrunk as in `prior`. The client's own samples vote with
 weight exp(-d / sigma). The k heaviest of all these votes count.
 
-Which part helps depends on how clients differ. If their classes have other names, attention does, and nothing without
-it; if only their classes differ, the class means of all clients do, and attention 0 is as good (docs/results.md).
+Which part helps depends on how clients differ (docs/results.md). If their classes have other names, attention does, and
+nothing without it; if only their classes differ, the class means of all clients do, and attention 0 is a little better.
 """
 
 from __future__ import annotations

@@ -30,6 +30,8 @@ CLAIMS_WITHOUT_SCORES = {
     "attention-helps", "attention-helps-the-worst", "faster-than-clustering",
 }  # fmt: skip
 """Claims in tables with scores that were judged before these were stored. Only take names away."""
+BASELINES = {"rivals": "knn-per", "knn-peers": "knn-peers"}
+"""The baseline of tables whose names begin so; that of others is fedavg."""
 SHORT = {"quickstart"}
 """Tables at a short budget, which the page that shows them says."""
 
@@ -103,7 +105,7 @@ def check_table(scores, heading, rows, baseline="fedavg"):
 def test_a_published_table_follows_from_its_scores(name):
     with (RESULTS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         heading, *rows = csv.reader(file)
-    check_table(scores_of(name), heading, rows, "knn-per" if name.startswith("rivals") else "fedavg")
+    check_table(scores_of(name), heading, rows, BASELINES.get(re.match(r"rivals|knn-peers|", name)[0], "fedavg"))
 
 
 def check_verdicts(runs, clients, settings):
