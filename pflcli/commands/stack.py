@@ -25,7 +25,7 @@ from pflcli.core.errors import GoneError, InputError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.evaluation import stack_references
 from pflcli.methods.parts import logarithmic_pool as pool
-from pflcli.methods.parts.logarithmic_pool import BASE, GLOBAL, STACK, VOTES
+from pflcli.methods.parts.logarithmic_pool import BASE, GLOBAL, KEPT, POOL, STACK, VOTES
 from pflcli.options.function import command
 from pflcli.options.stack import Stack
 from pflcli.workflow.training import state_files
@@ -41,12 +41,13 @@ def stack(asked: Stack) -> Outcome:
     ``sources`` are predictions of one partition and seed. ``method`` and ``seed`` choose among the predictions in a
     folder of ``compare``. For kNN-Per, the votes of the neighbours are pooled, because the lambda of its predictions
     was tuned on the same validation samples. The global model is pooled too if an input stores its predictions. With
-    ``gate``, a client keeps the global model unless the pool has a lower held-out log-loss for it. With ``own``, each
-    client has its own exponents, shrunk towards the shared ones (``methods/parts/logarithmic_pool.py``). The
-    predictions for validation samples use exponents that were learned without them.
+    ``gate``, a client keeps the global model, or the classifier of `alone` if this is pooled, unless the pool has a
+    lower held-out log-loss for it. With ``own``, each client has its own exponents, shrunk towards the shared ones
+    (``methods/parts/logarithmic_pool.py``). The predictions for validation samples use exponents that were learned
+    without them.
 
     Raises UsageError for a repeated input or several seeds; InputError for inputs that learned from validation
-    samples, inputs for different samples, and a ``gate`` without a global model.
+    samples, inputs for different samples, and a ``gate`` without a global model and without `alone`.
     """
     execution = asked.execution
     artifacts = sorted(
@@ -81,12 +82,12 @@ def _build(
     """Learn the pool and write its predictions."""
     names = _distinct_names(artifacts)
     held_out = _pool_inputs(artifacts, names, "validation")
-    base = _find_global_model(artifacts, held_out)
-    if gate and base is None:
+    bases = _find_bases(artifacts, held_out)
+    if gate and not bases:
         raise InputError(
             f"none of {', '.join(names)} stores predictions of the global model, which --gate needs for clients that "
             "do not use the pool",
-            f"add predictions of {BASE}, or use the pool for all clients: --no-gate",
+            f"add predictions of {BASE} or {KEPT}, or use the pool for all clients: --no-gate",
         )
     if not len(held_out.split.y):
         raise InputError(
@@ -95,15 +96,28 @@ def _build(
         )
     if caution := stack_references.warn_few_samples(held_out.split.offsets):
         execution.reporter.say(f"stack: warning: {caution}")
-    unseen, targets, gated = predictions.read_new_clients(artifacts[0]), held_out.split, base if gate else None
-    learned = pool.fit_pool(held_out.logs, targets.y, targets.offsets, base=gated, own=own, unseen=unseen, seed=seed)
+    unseen, targets, gated = predictions.read_new_clients(artifacts[0]), held_out.split, bases if gate else {}
+    learned = pool.fit_pool(
+        held_out.logs,
+        targets.y,
+        targets.offsets,
+        base=gated.get(GLOBAL),
+        alone=gated.get(KEPT),
+        own=own,
+        unseen=unseen,
+        seed=seed,
+    )
     test = _pool_inputs(artifacts, names, "test")
-    client = np.repeat(np.arange(len(learned.pooled)), np.diff(test.split.offsets))
+    client = np.repeat(np.arange(len(learned.kept)), np.diff(test.split.offsets))
     answers = {
-        "validation": _apply_gate(held_out, learned.held_out, learned.pooled_held_out, base),
-        "test": _apply_gate(test, pool.predict(test.logs, learned.own[client]), learned.pooled[client], base),
+        "validation": _apply_gate(held_out, learned.held_out, learned.kept_held_out, bases.get(GLOBAL)),
+        "test": _apply_gate(
+            test, pool.predict(test.logs, learned.own[client]), learned.kept[client], bases.get(GLOBAL)
+        ),
     }
-    tuned = {"pooled": learned.pooled.astype(np.float64)} if gate else {}
+    tuned = {"pooled": (learned.kept == POOL).astype(np.float64)} if gate else {}
+    if KEPT in gated:
+        tuned[KEPT] = (learned.kept == gated[KEPT]).astype(np.float64)
     if own:
         tuned |= {f"exponent {name}": learned.own[:, at].copy() for at, name in enumerate(held_out.names)}
     predictions.write(work, predictions.Predictions(answers, tuned, unseen))
@@ -113,14 +127,15 @@ def _build(
     exponent_list = ", ".join(f"{name} {value:.2f}" for name, value in shared.items())
     execution.reporter.say(f"stack: exponents {exponent_list}; ridge {learned.ridge:g}")
     if gate:
-        unpooled = int((~learned.pooled).sum())
-        execution.reporter.say(f"stack: {unpooled} of {len(learned.pooled)} clients keep the global model")
-    losses = {"pool": learned.loss} | ({"global": learned.base_loss} if gate else {})
+        words = {GLOBAL: "the global model", KEPT: KEPT}
+        keep = [f"{(learned.kept == at).sum()} keep {words[name]}" for name, at in gated.items()]
+        execution.reporter.say(f"stack: of {len(learned.kept)} clients {', '.join(keep)}")
+    losses = {"pool": learned.loss} | dict(zip(gated, learned.base_losses, strict=True))
     costs = _costs(artifacts)
     reported = {artifact.manifest.summary["reported"].partition(":")[0] for artifact in artifacts}
     summary = {
         "method": STACK,
-        "clients": len(learned.pooled),
+        "clients": len(learned.kept),
         **_largest(artifacts, "participants", "model_bytes", "transductive", "foreign"),
         "reported": " or ".join(sorted(reported)),
         "rounds": 0,
@@ -210,12 +225,17 @@ def _pool_inputs(artifacts: Sequence[Artifact], names: Sequence[str], split: str
     return _PoolInputs(tuple(labels), pool.log_probabilities(answers), tuple(answers), first)
 
 
-def _find_global_model(artifacts: Sequence[Artifact], inputs: _PoolInputs) -> int | None:
-    """Return the index of the global model among the pooled inputs, or None."""
+def _find_bases(artifacts: Sequence[Artifact], inputs: _PoolInputs) -> dict[str, int]:
+    """Return the places among the pooled inputs of what a client may keep: the global model and `alone`."""
     methods = [artifact.manifest.request["method"] for artifact in artifacts]
+    places = {}
     if BASE in methods:
-        return methods.index(BASE)
-    return inputs.names.index(GLOBAL) if len(inputs.names) > len(methods) else None
+        places[GLOBAL] = methods.index(BASE)
+    elif len(inputs.names) > len(methods):
+        places[GLOBAL] = inputs.names.index(GLOBAL)
+    if KEPT in methods:
+        places[KEPT] = methods.index(KEPT)
+    return places
 
 
 def _distinct_names(artifacts: Sequence[Artifact]) -> list[str]:
@@ -237,18 +257,19 @@ def _distinct_names(artifacts: Sequence[Artifact]) -> list[str]:
 
 
 def _apply_gate(
-    inputs: _PoolInputs, pooled: NDArray[np.float64], takes_pool: NDArray[np.bool_], base: int | None
+    inputs: _PoolInputs, pooled: NDArray[np.float64], kept: NDArray[np.int64], base: int | None
 ) -> predictions.SplitPredictions:
-    """Return the predictions of a split: the pool's for samples in ``takes_pool`` (n,), else the global model's."""
+    """Return the predictions of a split: the pool's, or those of the input that a sample's client keeps, ``kept`` (n,).
+
+    The global model is the input ``base``, if there is one. What another input predicts has a share of the uniform
+    distribution, as in the pool: forests are often sure, and sometimes wrong.
+    """
     p, split = pooled.astype(np.float32), inputs.split
-    parts = {"p": p}
-    if base is not None:
-        base_answers = inputs.answers[base]
-        parts = {
-            "p": np.where(takes_pool[:, None], p, base_answers),
-            GLOBAL: base_answers,
-        }
-    return predictions.SplitPredictions(parts, split.y, split.sample, split.offsets)
+    for number in np.unique(kept[kept != POOL]).tolist():
+        own = inputs.answers[base] if number == base else np.exp(inputs.logs[:, number])
+        p = np.where((kept == number)[:, None], own, p)
+    shared = {} if base is None else {GLOBAL: inputs.answers[base]}
+    return predictions.SplitPredictions({"p": p, **shared}, split.y, split.sample, split.offsets)
 
 
 def _largest(artifacts: Sequence[Artifact], *facts: str) -> dict[str, int]:

@@ -168,7 +168,17 @@ def test_stack_of_all_methods_pools_local_and_those_on_the_backbone(small, tmp_p
     )
     assert [step["step"] for step in outcome.summary["plan"]][-1] == "stack"
     options = outcome.request["methods"]["stack"]["options"]
-    cheap = ["fedavg", "fedavg-plus", "gaussian-head", "knn-peers", "knn-per", "knn-per-plus", "local", "prior"]
+    cheap = [
+        "alone",
+        "fedavg",
+        "fedavg-plus",
+        "gaussian-head",
+        "knn-peers",
+        "knn-per",
+        "knn-per-plus",
+        "local",
+        "prior",
+    ]
     assert options["pool"] == cheap
     every = compare([small.p], tmp_path / "c", settings=FEW, execution=DRY, references=False)
     assert [*every.request["methods"]] == [name for name in registry.names("methods") if not name.endswith("-extended")]
@@ -181,6 +191,15 @@ def test_stack_pools_all_methods_up_to_twelve(count, pooled):
     variant = resolve_variants([*names, "stack"], {}, Settings())[-1]
     assert variant.options["pool"] == sorted(names if pooled == count else names[:2])
     assert len(variant.options["pool"]) == pooled
+
+
+def test_stack_pools_alone_of_the_references_and_others_that_are_listed():
+    names = ["fedavg", "ditto", "alone", "pooled", "stack"]
+    assert resolve_variants(names, {}, Settings())[-1].options["pool"] == ["alone", "ditto", "fedavg"]
+    listed = {"stack": {"pool": "pooled,fedavg"}}
+    assert resolve_variants(names, listed, Settings())[-1].options["pool"] == ["fedavg", "pooled"]
+    without_global_model = resolve_variants(["ditto", "alone", "stack"], {}, Settings())[-1]
+    assert without_global_model.options["pool"] == ["alone", "ditto"]  # the gate knows alone
 
 
 def test_stack_does_not_pool_a_method_trained_on_validation_samples(small, tmp_path):

@@ -26,6 +26,7 @@ from pflcli.commands.predict import predict
 from pflcli.commands.stack import stack
 from pflcli.core.errors import ConflictError, InputError, PflError, UsageError
 from pflcli.core.execution import Execution
+from pflcli.methods.parts import logarithmic_pool
 from pflcli.workflow.prediction import prediction_file
 
 COLUMNS = ("hospital", "age", "smokes", "pressure", "outcome")
@@ -146,6 +147,22 @@ def test_predict_by_a_stack_gives_its_stored_probabilities(digits_of_four_writer
     for part, values in split.parts.items():
         assert answers.parts[part].tobytes() == values[slice(*split.offsets[1:3])].tobytes()
     assert set(answers.tuned) == {"pooled"}
+
+
+def test_predict_by_a_stack_for_a_client_that_keeps_alone(digits_of_four_writers, tmp_path, monkeypatch):
+    """All do, as the gate is told so."""
+    personalize("alone", digits_of_four_writers / "p", tmp_path / "alone", settings=BRIEF, execution=ONE)
+    with monkeypatch.context() as patch:
+        patch.setattr(logarithmic_pool, "_keep", lambda losses, _, alone, margin: np.full(losses[alone].shape, alone))
+        stack([digits_of_four_writers / "fedavg", tmp_path / "alone"], tmp_path / "stack")
+    writer, x = own_digits(digits_of_four_writers)
+    np.save(tmp_path / "q.npy", x)
+    alone, stacked = (predictions.read(open_artifact(tmp_path / name), "test") for name in ("alone", "stack"))
+    answers = predict(tmp_path / "stack", tmp_path / "q.npy", client=writer, execution=ONE)
+    own = slice(*alone.offsets[1:3])
+    assert answers.p.tobytes() == stacked.parts["p"][own].tobytes()
+    np.testing.assert_allclose(answers.p, alone.parts["p"][own], atol=0.01)
+    assert answers.tuned == {"pooled": 0, "alone": 1}
 
 
 @pytest.mark.parametrize("methods", [("fedavg", "local"), ("local", "fedavg")])

@@ -25,6 +25,7 @@ from pflcli.methods.parts import logarithmic_pool as pool
 
 CLASSES, CLIENTS = 3, 8
 KNOWS = {"fedavg": 1.0, "ditto": 1.5, "local": 0.5}
+SHARPNESS = {**KNOWS, "alone": 4.0}
 
 
 class Recorder(type(SILENT)):
@@ -52,7 +53,7 @@ def write_predictions(tmp_path):
         draw = np.random.default_rng(5)
         y = {"validation": draw.integers(0, CLASSES, 10 * CLIENTS), "test": draw.integers(0, CLASSES, 6 * CLIENTS)}
         own = np.random.default_rng(len(method))
-        splits = {name: draw_split(own, KNOWS[method], values, 1000 * len(name)) for name, values in y.items()}
+        splits = {name: draw_split(own, SHARPNESS[method], values, 1000 * len(name)) for name, values in y.items()}
         test = splits["test"]
         splits["test"] = predictions.SplitPredictions(test.parts, labels(test.y), test.sample, test.offsets)
         for known in splits.values():
@@ -138,6 +139,48 @@ def test_stack_gate_requires_predictions_of_a_global_model(write_predictions, tm
     outcome = stack(inputs, tmp_path / "s", gate=False)
     assert outcome.summary["tuned"] == {}
     assert "global" not in outcome.summary["validation_log_loss"]
+
+
+def test_a_client_keeps_alone_if_it_is_better_than_the_pool(write_predictions, tmp_path):
+    """`alone` is mostly right for three clients and wrong for the others, where the other input is right."""
+
+    def spoil(is_first):
+        def change(p):
+            first = np.arange(len(p))[:, None] * CLIENTS < 3 * len(p)
+            return {"p": np.where(first == is_first, np.roll(p, 1, axis=1), p)}
+
+        return change
+
+    recorder = Recorder()
+    inputs = [
+        write_predictions("alone", "alone", parts=spoil(False)),
+        write_predictions("ditto", "ditto", parts=spoil(True)),
+    ]
+    outcome = stack(inputs, tmp_path / "s", execution=Execution(reporter=recorder))
+    stacked, own = (open_artifact(path) for path in (tmp_path / "s", inputs[0]))
+    tuned = predictions.read_tuned(stacked)
+    kept = tuned["alone"].astype(bool)
+    assert kept.any()
+    np.testing.assert_array_equal(kept, tuned["pooled"] == 0)
+    for split in ("validation", "test"):
+        actual, expected = predictions.read(stacked, split), predictions.read(own, split)
+        if split == "test":
+            rows = np.repeat(kept, np.diff(actual.offsets))
+            smooth = (expected.parts["p"] + 0.01 / CLASSES) / 1.01  # never 0, as in the pool
+            np.testing.assert_allclose(actual.parts["p"][rows], smooth[rows], rtol=1e-5)
+            assert (np.abs(actual.parts["p"][~rows] - smooth[~rows]) > 0.01).any()
+        assert "global" not in actual.parts
+    assert {*outcome.summary["validation_log_loss"]} == {"pool", "alone"}
+    assert f"stack: of 8 clients {kept.sum()} keep alone" in recorder.lines
+
+
+def test_the_gate_knows_the_global_model_and_alone(write_predictions, tmp_path):
+    inputs = [write_predictions(method, method) for method in ("alone", "fedavg", "local")]
+    outcome = stack(inputs, tmp_path / "s")
+    assert [*outcome.summary["validation_log_loss"]] == ["pool", "global", "alone"]
+    tuned = predictions.read_tuned(open_artifact(tmp_path / "s"))
+    assert {*tuned} == {"pooled", "alone"}
+    assert (tuned["pooled"] + tuned["alone"] <= 1).all()
 
 
 def test_stack_of_one_input_only_scales_its_temperature(write_predictions, tmp_path):

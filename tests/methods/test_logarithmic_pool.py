@@ -107,7 +107,7 @@ def test_pool_is_independent_of_learner_order_and_duplicates():
     one = pool.fit_pool(pool.log_probabilities(answers), y, offsets, base=0)
     other = pool.fit_pool(pool.log_probabilities(answers[::-1]), y, offsets, base=2)
     np.testing.assert_allclose(one.exponents, other.exponents[::-1], atol=2e-6)
-    np.testing.assert_array_equal(one.pooled, other.pooled)
+    np.testing.assert_array_equal(one.kept == pool.POOL, other.kept == pool.POOL)
     even, ridge = np.zeros(3), 1e-6
     once = pool.fit_exponents(pool.log_probabilities(answers), y, even, ridge)
     twice = pool.fit_exponents(pool.log_probabilities([*answers, answers[0]]), y, np.zeros(4), ridge)
@@ -125,13 +125,13 @@ def test_client_without_gain_keeps_the_base_and_one_without_samples_is_pooled():
         other[:12] = np.roll(base[:12], 1, axis=1)
     offsets = np.append(offsets, offsets[-1])
     learned = pool.fit_pool(pool.log_probabilities([*answers, base]), y, offsets, base=3)
-    assert not learned.pooled[0]
-    assert learned.pooled[-1]
-    assert learned.pooled[1:-1].mean() > 0.5
+    assert learned.kept[0] == 3
+    assert learned.kept[-1] == pool.POOL
+    assert (learned.kept[1:-1] == pool.POOL).mean() > 0.5
     logs = pool.log_probabilities([*answers, base])
     mean = [-np.log(p[first, y[first]]).mean() for p in (learned.held_out, np.exp(logs[:, 3]))]
     assert mean[0] >= mean[1]
-    assert pool.fit_pool(logs, y, offsets, base=None).pooled.all()
+    assert pool.fit_pool(logs, y, offsets, base=None).kept.max() == pool.POOL
 
 
 def test_common_exponents_are_learned_only_from_seen_clients():
@@ -186,7 +186,7 @@ def test_fit_pool_gives_equal_exponents_when_no_client_has_samples():
     logs = pool.log_probabilities([p[:0] for p in answers])
     learned = pool.fit_pool(logs, y[:0], np.zeros(4, np.int64), base=0)
     np.testing.assert_allclose(learned.exponents, 1 / 3, atol=1e-6)
-    assert learned.pooled.all()
+    assert (learned.kept == pool.POOL).all()
 
 
 def test_gate_of_a_validation_sample_is_decided_by_the_other_folds():
@@ -200,6 +200,40 @@ def test_gate_of_a_validation_sample_is_decided_by_the_other_folds():
     for client, (first, last) in enumerate(pairwise(offsets)):
         for row in range(first, last):
             others = gain[first:last][fold[first:last] != fold[row]]
-            assert found.pooled_held_out[row] == (others.sum() > 1e-9 if len(others) else True)
-            differ += found.pooled_held_out[row] != found.pooled[client]
+            is_pooled = others.sum() > 1e-9 if len(others) else True
+            assert found.kept_held_out[row] == (pool.POOL if is_pooled else 0)
+            differ += found.kept_held_out[row] != found.kept[client]
     assert differ
+
+
+def test_no_client_keeps_alone_where_this_does_not_pay_for_all_clients_together(monkeypatch):
+    """With two samples, a learner like the others is better than the pool for some clients, by chance."""
+    answers, y, offsets = make_learners(samples=2, sharpness=(1, 1, 0.8))
+    given = pool.log_probabilities(answers), y, offsets
+    found = pool.fit_pool(*given, base=None, alone=2)
+    assert (found.kept == pool.POOL).all()
+    assert (found.kept_held_out == pool.POOL).all()
+    monkeypatch.setattr(pool, "MARGINS", (0.0,))
+    assert (pool.fit_pool(*given, base=None, alone=2).kept == 2).sum() == 3
+
+
+def test_a_client_keeps_the_best_of_two_learners_unless_the_pool_is_better():
+    """The first client is served best by the first of both, the second by the other one, and the rest by the pool."""
+    answers, y, offsets = make_learners(samples=12)
+    first, second = (np.full_like(answers[0], 0.2 / CLASSES) for _ in range(2))
+    for number, base in enumerate((first, second)):
+        rows = np.arange(12 * number, 12 * (number + 1))
+        base[:] = 1 / CLASSES
+        base[rows] = 0.1 / CLASSES
+        base[rows, y[rows]] += 0.9
+    for other in answers:
+        other[:24] = np.roll((first * second)[:24], 1, axis=1)
+    logs = pool.log_probabilities([*answers, first, second])
+    learned = pool.fit_pool(logs, y, offsets, base=3, alone=4)
+    assert learned.kept[:2].tolist() == [3, 4]
+    assert (learned.kept[2:] == pool.POOL).mean() > 0.5
+    assert set(learned.kept_held_out[:12]) == {3}
+    losses = [-np.log(np.exp(logs[np.arange(len(y)), at, y])).mean() for at in (3, 4)]
+    assert learned.base_losses == pytest.approx(losses)
+    same = pool.fit_pool(pool.log_probabilities([*answers, first, first]), y, offsets, base=3, alone=4)
+    assert 4 not in same.kept  # of equal ones, the first

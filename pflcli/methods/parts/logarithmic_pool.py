@@ -25,6 +25,8 @@ STACK = "stack"
 """Method name in the request of a stack."""
 BASE = "fedavg"
 """The method whose predictions are those of the global model."""
+KEPT = "alone"
+"""The method of which a client may keep the predictions, as those of the global model: it learned them alone."""
 VOTES, GLOBAL = "knn", "global"
 """Parts of predictions: the neighbour votes, and the predictions of the global model."""
 
@@ -32,7 +34,11 @@ RIDGES = (1.0, 10.0, 100.0)
 """Candidates for the ridge of the common exponents."""
 PULLS = (10.0, 50.0, np.inf)
 """Candidates for the ridge of a client's own exponents; with infinity they equal the common ones."""
+MARGINS = (0.0, 1.0, 3.0, 10.0, np.inf)
+"""Candidates for the log-loss by which `alone` must be better on a client's samples; with infinity none keeps it."""
 FOLDS = 3
+POOL = -1
+"""What a client keeps that keeps no single learner."""
 _SMOOTHING = 0.01
 """Weight of the uniform distribution in every prediction: neighbours and local models predict 0, whose log is -inf."""
 _DIGITS = 6
@@ -45,21 +51,21 @@ _CHUNK_NUMBERS = 2**22
 class Pool:
     """A fitted pool: common ``exponents`` (M,), ``own`` (m, M) exponents per client, and the chosen ridges.
 
-    ``pooled`` (m,) marks the clients that use the pool; the others keep the base. ``held_out`` (n, C) are the
-    cross-validated predictions: each sample is predicted with exponents fitted without its fold, and
-    ``pooled_held_out`` (n,) marks samples whose client uses the pool by its other folds. ``loss`` and ``base_loss`` are
-    the mean log-loss of the held-out predictions and of the base.
+    ``kept`` (m,) is the learner that a client keeps, or ``POOL``. ``held_out`` (n, C) are the cross-validated
+    predictions: each sample is predicted with exponents fitted without its fold, and ``kept_held_out`` (n,) is what its
+    client keeps by its other folds. ``loss`` and ``base_losses`` are the mean log-loss of the held-out predictions and
+    of each learner that a client may keep.
     """
 
     exponents: Floats
     own: Floats
     ridge: float
     pull: float
-    pooled: NDArray[np.bool_]
+    kept: NDArray[np.int64]
     held_out: Floats
-    pooled_held_out: NDArray[np.bool_]
+    kept_held_out: NDArray[np.int64]
     loss: float
-    base_loss: float
+    base_losses: tuple[float, ...]
 
 
 def select_members(predictions: Sequence[Mapping[str, NDArray[Any]]], methods: Sequence[str]) -> list[NDArray[Any]]:
@@ -133,6 +139,7 @@ def fit_pool(
     offsets: NDArray[np.int64],
     *,
     base: int | None,
+    alone: int | None = None,
     own: bool = False,
     unseen: NDArray[np.bool_] | None = None,
     seed: int = 0,
@@ -142,8 +149,9 @@ def fit_pool(
     Common exponents are fitted with a ridge towards 1 / M; with ``own`` each client's exponents are fitted with a ridge
     towards the common ones. Both ridges are chosen by cross-validated log-loss, with folds within clients. A client
     whose held-out log-loss is not lower than that of the learner ``base`` keeps this learner; without ``base`` all
-    clients are pooled. ``unseen`` (m,) clients do not contribute to the common exponents. A client without samples is
-    pooled with the common exponents.
+    clients are pooled. Those keep the learner ``alone`` instead for which it is better by a margin, which is chosen as
+    the ridges are, by all clients together. ``unseen`` (m,) clients do not contribute to the common exponents. A client
+    without samples is pooled with the common exponents.
     """
     client = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     fold = _draw_folds(offsets, seed)
@@ -174,16 +182,33 @@ def fit_pool(
         each = np.round(_fit_clients(logs, y, client, all_samples, common, pull, len(each)), _DIGITS)
     held_out = predict(logs, by_sample)
     loss_of_pool = _loss(held_out, y)
-    alone = _loss(np.exp(logs[:, 0 if base is None else base].astype(np.float64)), y)
-    pooled, pooled_held_out = np.ones(len(each), np.bool_), np.ones(len(y), np.bool_)
+    learners = [at for at in (base, alone) if at is not None]
+    losses = {POOL: loss_of_pool} | {at: _loss(np.exp(logs[:, at].astype(np.float64)), y) for at in learners}
+    folds, least = Folds(client, fold, len(each)), np.inf
+    sums = {at: folds.sum(values) for at, values in losses.items()}
+    kept, kept_held_out = np.full(len(each), POOL), np.full(len(y), POOL)
+    for margin in (np.inf,) if alone is None else sorted(MARGINS, reverse=True):
+        of_all, apart_from_fold = (
+            _keep({at: pair[part] for at, pair in sums.items()}, base, alone, margin) for part in (0, 1)
+        )
+        by_sample = folds.pick(apart_from_fold)
+        loss = sum(values[by_sample == at].sum() for at, values in losses.items())
+        if loss < least - 1e-9:
+            least, kept, kept_held_out = loss, of_all, by_sample
+    of_pool, *of_learners = (float(values.mean()) if len(y) else np.nan for values in losses.values())
+    return Pool(common, each, ridge, pull, kept, held_out, kept_held_out, of_pool, tuple(of_learners))
+
+
+def _keep(losses: Mapping[int, Floats], base: int | None, alone: int | None, margin: float) -> NDArray[np.int64]:
+    """Return what clients keep (m, ...) by their ``losses`` (m, ...) under the pool and under each learner.
+
+    A client without samples has no losses, and keeps the pool.
+    """
+    kept, least = np.full(losses[POOL].shape, POOL), losses[POOL]
     if base is not None:
-        folds = Folds(client, fold, len(each))
-        gain, gain_apart = folds.sum(alone - loss_of_pool)
-        _, samples_apart = folds.sum(np.ones(len(y)))
-        pooled = (gain > 1e-9) | (np.diff(offsets) == 0)
-        pooled_held_out = folds.pick((gain_apart > 1e-9) | (samples_apart == 0))
-    mean = [float(losses.mean()) if len(y) else np.nan for losses in (loss_of_pool, alone)]
-    return Pool(common, each, ridge, pull, pooled, held_out, pooled_held_out, *mean)
+        kept = np.where((losses[base] - least > 1e-9) | (losses[base] == 0), POOL, base)
+        least = np.where(kept == base, losses[base], least)
+    return kept if alone is None else np.where(least - losses[alone] > margin + 1e-9, alone, kept)
 
 
 def _fit_clients(

@@ -15,7 +15,7 @@ from pflcli.core.errors import InputError, UnsuitedError, UsageError, closest
 from pflcli.core.reporter import Reporter
 from pflcli.core.settings import TRAINING, Settings, changed
 from pflcli.core.wording import counted
-from pflcli.methods.parts.logarithmic_pool import BASE, STACK
+from pflcli.methods.parts.logarithmic_pool import BASE, KEPT, STACK
 from pflcli.workflow.comparison import reference_costs
 from pflcli.workflow.jobs.graph import estimate_epochs
 from pflcli.workflow.training import run_settings
@@ -219,7 +219,7 @@ class StackOptions:
     pool: tuple[str, ...] = ()
     """the compared methods that are pooled; if empty, all others (:func:`_default_pool`)"""
     gate: bool = True
-    """whether a client keeps the global model if the pool does not lower its validation log-loss"""
+    """whether a client keeps the global model, or `alone`, if the pool does not lower its validation log-loss"""
     own: bool = False
     """whether each client has its own exponents"""
 
@@ -260,11 +260,11 @@ def _stack_options(
             raise _refit_error(name, ", ".join(sorted(refitted)))
         available = f"only {pool[0]}" if pool else "none"
         raise UsageError(f"{name} needs two methods or more to pool, got {available}", f"--methods fedavg,local,{name}")
-    if cfg.gate and not any(_stores_global_model(compared[member]) for member in pool):
+    if cfg.gate and not any(_can_be_kept(compared[member]) for member in pool):
         raise UsageError(
             f"none of {', '.join(pool)} stores predictions of the global model, which the gate needs for clients that "
             "do not use the pool",
-            f"pool {BASE} too, or disable the gate: --set {name}.gate=false",
+            f"pool {BASE} or {KEPT} too, or disable the gate: --set {name}.gate=false",
         )
     return config.plain(replace(cfg, pool=tuple(pool)))
 
@@ -279,9 +279,9 @@ def _refit_error(name: str, members: str) -> UsageError:
 def _default_pool(compared: Mapping[str, Variant]) -> list[str]:
     """Return all methods or, if there are many, those that use the backbone and those that clients train alone.
 
-    Their only communication is that of the backbone, which counts once. References are no methods.
+    Their only communication is that of the backbone, which counts once. Of references, only `alone` is pooled.
     """
-    pooled = {name: variant for name, variant in compared.items() if not variant.is_reference}
+    pooled = {name: variant for name, variant in compared.items() if not variant.is_reference or variant.method == KEPT}
     if len(pooled) <= MAX_DEFAULT_POOL:
         return [*pooled]
     return [
@@ -291,9 +291,9 @@ def _default_pool(compared: Mapping[str, Variant]) -> list[str]:
     ]
 
 
-def _stores_global_model(variant: Variant) -> bool:
-    """Return whether the global model's predictions are stored too, as by all methods that use a backbone."""
-    return variant.method == BASE or variant.source != "partition"
+def _can_be_kept(variant: Variant) -> bool:
+    """Return whether the gate knows predictions: `alone`, or the global model, as by all methods on a backbone."""
+    return variant.method in (KEPT, BASE) or variant.source != "partition"
 
 
 def require_validation_samples(names: Iterable[str], partitions: Iterable[Artifact]) -> None:

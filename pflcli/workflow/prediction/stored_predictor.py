@@ -30,7 +30,7 @@ from pflcli.core.methods import State
 from pflcli.core.simulation import absences
 from pflcli.core.simulation.predict import client_batches, predict
 from pflcli.methods.parts import logarithmic_pool as pool
-from pflcli.methods.parts.logarithmic_pool import BASE, GLOBAL, STACK
+from pflcli.methods.parts.logarithmic_pool import BASE, GLOBAL, KEPT, STACK
 from pflcli.workflow.prediction import embedding, reopened_run
 from pflcli.workflow.prediction.reopened_run import ReopenedRun, append_clients
 from pflcli.workflow.training.state_files import STATE, load_state
@@ -167,11 +167,13 @@ def pool_predictions(
     )
     own = np.asarray([tuned.get(f"exponent {name}", value) for name, value in zip(names, exponents, strict=True)])
     p = pool.predict(pool.log_probabilities(known), own).astype(np.float32)
+    if tuned.get(KEPT):
+        p = np.exp(pool.log_probabilities(known)[:, methods.index(KEPT)])
     base = _find_global(methods, names, known)
     remarks = tuple(dict.fromkeys(remark for source in sources for remark in source.remarks))
     if base is None:
         return ClientPrediction({"p": p}, tuned, remarks)
-    keeps_global = client is None or not tuned.get("pooled", 1.0)
+    keeps_global = client is None or not (tuned.get("pooled", 1.0) or tuned.get(KEPT))
     return ClientPrediction({"p": base if keeps_global else p, GLOBAL: base}, tuned, remarks)
 
 
