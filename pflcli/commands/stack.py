@@ -31,6 +31,7 @@ from pflcli.options.stack import Stack
 from pflcli.workflow.training import state_files
 
 _LINKS = ("bytes_up", "bytes_down", "bytes_peer")
+_KEPT_AS = {GLOBAL: "the global model"}
 _ONE_PARTITION = "stack predictions of one partition"
 
 
@@ -89,31 +90,17 @@ def _build(
             "do not use the pool",
             f"add predictions of {BASE} or {KEPT}, or use the pool for all clients: --no-gate",
         )
-    if not len(held_out.split.y):
-        raise InputError(
-            f"{artifacts[0].path} has no validation samples to learn exponents on",
-            "pfl partition DATASET -o DIR --fractions 0.6,0.2,0.2",
-        )
     if caution := stack_references.warn_few_samples(held_out.split.offsets):
         execution.reporter.say(f"stack: warning: {caution}")
     unseen, targets, gated = predictions.read_new_clients(artifacts[0]), held_out.split, bases if gate else {}
-    learned = pool.fit_pool(
-        held_out.logs,
-        targets.y,
-        targets.offsets,
-        base=gated.get(GLOBAL),
-        alone=gated.get(KEPT),
-        own=own,
-        unseen=unseen,
-        seed=seed,
-    )
+    kept_by = {"base": gated.get(GLOBAL), "alone": gated.get(KEPT)}
+    learned = pool.fit_pool(held_out.logs, targets.y, targets.offsets, **kept_by, own=own, unseen=unseen, seed=seed)
     test = _pool_inputs(artifacts, names, "test")
     client = np.repeat(np.arange(len(learned.kept)), np.diff(test.split.offsets))
+    p, base = pool.predict(test.logs, learned.own[client]), bases.get(GLOBAL)
     answers = {
-        "validation": _apply_gate(held_out, learned.held_out, learned.kept_held_out, bases.get(GLOBAL)),
-        "test": _apply_gate(
-            test, pool.predict(test.logs, learned.own[client]), learned.kept[client], bases.get(GLOBAL)
-        ),
+        "validation": _apply_gate(held_out, learned.held_out, learned.kept_held_out, base),
+        "test": _apply_gate(test, p, learned.kept[client], base),
     }
     tuned = {"pooled": (learned.kept == POOL).astype(np.float64)} if gate else {}
     if KEPT in gated:
@@ -127,8 +114,7 @@ def _build(
     exponent_list = ", ".join(f"{name} {value:.2f}" for name, value in shared.items())
     execution.reporter.say(f"stack: exponents {exponent_list}; ridge {learned.ridge:g}")
     if gate:
-        words = {GLOBAL: "the global model", KEPT: KEPT}
-        keep = [f"{(learned.kept == at).sum()} keep {words[name]}" for name, at in gated.items()]
+        keep = [f"{(learned.kept == at).sum()} keep {_KEPT_AS.get(name, name)}" for name, at in gated.items()]
         execution.reporter.say(f"stack: of {len(learned.kept)} clients {', '.join(keep)}")
     losses = {"pool": learned.loss} | dict(zip(gated, learned.base_losses, strict=True))
     costs = _costs(artifacts)
@@ -209,7 +195,10 @@ def _partition(artifact: Artifact) -> Artifact | None:
 
 
 def _pool_inputs(artifacts: Sequence[Artifact], names: Sequence[str], split: str) -> _PoolInputs:
-    """Read the predictions of one split that are pooled; raises InputError if two inputs are for different samples."""
+    """Read the predictions of one split that are pooled.
+
+    Raises InputError if two inputs are for different samples, or if there are no validation samples to learn from.
+    """
     stored = [predictions.read(artifact, split) for artifact in artifacts]
     first = stored[0]
     for artifact, other in zip(artifacts, stored, strict=True):
@@ -222,6 +211,11 @@ def _pool_inputs(artifacts: Sequence[Artifact], names: Sequence[str], split: str
     methods = [artifact.manifest.request["method"] for artifact in artifacts]
     answers = pool.select_members([item.parts for item in stored], methods)
     labels += [GLOBAL] * (len(answers) - len(labels))
+    if split == "validation" and not len(first.y):
+        raise InputError(
+            f"{artifacts[0].path} has no validation samples to learn exponents on",
+            "pfl partition DATASET -o DIR --fractions 0.6,0.2,0.2",
+        )
     return _PoolInputs(tuple(labels), pool.log_probabilities(answers), tuple(answers), first)
 
 

@@ -184,19 +184,26 @@ def fit_pool(
     loss_of_pool = _loss(held_out, y)
     learners = [at for at in (base, alone) if at is not None]
     losses = {POOL: loss_of_pool} | {at: _loss(np.exp(logs[:, at].astype(np.float64)), y) for at in learners}
-    folds, least = Folds(client, fold, len(each)), np.inf
-    sums = {at: folds.sum(values) for at, values in losses.items()}
-    kept, kept_held_out = np.full(len(each), POOL), np.full(len(y), POOL)
-    for margin in (np.inf,) if alone is None else sorted(MARGINS, reverse=True):
-        of_all, apart_from_fold = (
-            _keep({at: pair[part] for at, pair in sums.items()}, base, alone, margin) for part in (0, 1)
-        )
-        by_sample = folds.pick(apart_from_fold)
-        loss = sum(values[by_sample == at].sum() for at, values in losses.items())
-        if loss < least - 1e-9:
-            least, kept, kept_held_out = loss, of_all, by_sample
+    kept, kept_held_out = _choose_kept(losses, Folds(client, fold, len(each)), base, alone)
     of_pool, *of_learners = (float(values.mean()) if len(y) else np.nan for values in losses.values())
     return Pool(common, each, ridge, pull, kept, held_out, kept_held_out, of_pool, tuple(of_learners))
+
+
+def _choose_kept(
+    losses: Mapping[int, Floats], folds: Folds, base: int | None, alone: int | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return what each client keeps (m,), and for each sample (n,) what it keeps by its other folds.
+
+    ``losses`` (n,) are those of the pool and of each learner that may be kept.
+    """
+    sums, least = {at: folds.sum(values) for at, values in losses.items()}, np.inf
+    for margin in (np.inf,) if alone is None else sorted(MARGINS, reverse=True):
+        by_client, apart = (_keep({at: pair[k] for at, pair in sums.items()}, base, alone, margin) for k in (0, 1))
+        by_sample = folds.pick(apart)
+        loss = float(sum(values[by_sample == at].sum() for at, values in losses.items()))
+        if loss < least - 1e-9:
+            least, kept, kept_held_out = loss, by_client, by_sample
+    return kept, kept_held_out
 
 
 def _keep(losses: Mapping[int, Floats], base: int | None, alone: int | None, margin: float) -> NDArray[np.int64]:
