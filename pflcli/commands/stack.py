@@ -260,7 +260,7 @@ def _apply_gate(
     """
     p, split = pooled.astype(np.float32), inputs.split
     for number in np.unique(kept[kept != POOL]).tolist():
-        own = inputs.answers[base] if number == base else np.exp(inputs.logs[:, number])
+        own = inputs.answers[number] if number == base else np.exp(inputs.logs[:, number])
         p = np.where((kept == number)[:, None], own, p)
     shared = {} if base is None else {GLOBAL: inputs.answers[base]}
     return predictions.SplitPredictions({"p": p, **shared}, split.y, split.sample, split.offsets)

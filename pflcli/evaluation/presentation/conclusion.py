@@ -437,7 +437,7 @@ def _propose_seeds(row: Row, answer: str, level: float, spell: Callable[[str, st
     seeds = sorted(row["seeds"])
     undecided = {NO_GAIN: row["metrics"].get("gain"), NOT_OVER_ALONE: row.get("over_alone")}.get(answer)
     is_open = undecided is not None and undecided["value"] > 0
-    if is_open and undecided.get("many_seeds", {"interval": (1.0,)})["interval"][0] <= 0:
+    if undecided is not None and is_open and undecided.get("many_seeds", {"interval": (1.0,)})["interval"][0] <= 0:
         return " (More clients may decide it, more seeds cannot: the clients differ too much)"
     if answer == UNKNOWN or level > gains.LEVEL + 1e-9 or not (is_open or len(seeds) == 1):
         return ""
