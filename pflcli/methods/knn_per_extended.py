@@ -308,8 +308,8 @@ def build_predictor(
         parts_of_p = {"p": knn_per.interpolate(faded, model[split], lam), "knn": knn[split], "global": model[split]}
         return {name: values.astype(np.float32) for name, values in parts_of_p.items()}
 
-    choice = {"lambda": tuning.weight, "sigma": sigma, "decay": tuning.decay}
-    tuned = {name: choice[name] for name in ("lambda", *_tuned_in_a_space(run.cfg))}
+    choices = {"lambda": tuning.weight, "sigma": sigma, "decay": tuning.decay}
+    tuned = {name: choices[name] for name in ("lambda", *_tuned_in_a_space(run.cfg))}
     return Predictor(answer, run.predicted_splits, tuned=tuned), tuning
 
 

@@ -95,8 +95,9 @@ class Space:
     def accepts(self, point: Point) -> bool:
         """Whether the method and the training settings accept a point, in the space or beside it."""
         try:
-            for cls, values in zip((methods.load(self.method).Config, Settings), self.split(point), strict=True):
-                config.build(cls, values, self.method)
+            options, settings = self.split(point)
+            config.build(methods.load(self.method).Config, options, self.method)
+            config.build(Settings, settings, self.method)
         except UsageError:
             return False
         return True
