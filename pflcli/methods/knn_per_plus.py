@@ -48,7 +48,7 @@ class Config(FineTuning, Interpolation):
     """The options of ``fedavg-plus`` and of ``knn-per-extended``."""
 
     cross_validate: int = 0
-    """0 only: the client's network has been trained on the samples in its store, so that leaving one out is too late"""
+    """leave no stored sample out: only 0, as the client's network has been trained on all samples in its store"""
 
     def __post_init__(self) -> None:
         FineTuning.__post_init__(self)

@@ -112,7 +112,7 @@ def test_compare_makes_the_artifacts_that_the_single_commands_make(small, finish
         "comparison", "seed-0/backbone", "seed-0/fedavg", "seed-0/local", "seed-1/backbone", "seed-1/fedavg",
         "seed-1/local",
     ]  # fmt: skip
-    assert show(finished_comparison / "comparison", lineage=True, verify=True)["verified"] == 6
+    assert show(finished_comparison / "comparison", lineage=True, verify=True)["verified"] == 7
     train_global(small.p, tmp_path / "b", settings=FEW, seed=1)
     personalize("fedavg", tmp_path / "b", tmp_path / "fedavg", seed=1)
     personalize("local", small.p, tmp_path / "local", settings=FEW, seed=1)
