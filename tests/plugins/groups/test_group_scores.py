@@ -335,12 +335,12 @@ def _reaches(root, word):
             return True
         if isinstance(item, np.ndarray) and item.dtype.kind in "UO" and any(word in str(each) for each in item.flat):
             return True
+        # Not what a function's module defines: that leads everywhere, also to this test.
+        seen.add(id(getattr(item, "__globals__", None)))
         for other in gc.get_referents(item):
             if id(other) not in seen and not isinstance(other, type) and type(other).__name__ != "module":
                 seen.add(id(other))
                 queue.append(other)
-        if callable(item) and hasattr(item, "__globals__"):
-            seen.add(id(item.__globals__))
     return False
 
 
