@@ -182,7 +182,7 @@ def test_backbone_contains_the_global_model_of_its_best_round(small, tmp_path, p
     assert metrics["reported"] == "best round by validation"
     assert [method["metrics"]["reported_round"]["value"] for method in metrics["methods"]] == [number, number]
     display = pfl("show", tmp_path / "ev")
-    assert "best round" in display.out
+    assert "\trounds\t" in display.out
 
 
 def test_evaluation_states_which_round_is_reported(small, tmp_path):
