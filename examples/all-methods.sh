@@ -14,15 +14,17 @@ set -euo pipefail
 dataset=${1:-writers}
 runs=$(runs "$dataset")
 who=(--scheme natural)
-how=(--model mlp --rounds 60 --participation 0.4 --batch-size 10 --eval-every 5) rate=0.05
+how=(--model mlp --rounds 600 --participation 0.4 --batch-size 10) rate=0.1
 if [ "$dataset" != writers ]; then
   who=(--scheme dirichlet --set alpha=0.1 --clients 20 --min-samples 10)
-  how=(--model cnn --rounds 200 --participation 1 --batch-size 10 --eval-every 10) rate=0.005
+  how=(--model cnn --rounds 2000 --participation 1 --batch-size 10) rate=0.005
   if [ "$size" = small ]; then
     who+=(--part 1/10)
-    how=(--model mlp --rounds 30 --participation 1 --batch-size 10 --eval-every 5) rate=0.05
+    how=(--model mlp --rounds 300 --participation 1 --batch-size 10) rate=0.05
   fi
 fi
+# To the end: at most these rounds, of which the best by validation is reported.
+how+=(--patience flat --report best --eval-every 10 --personal-every 50)
 ((${#tuning[@]})) || how+=(--lr "$rate")  # unless it is tuned
 partitions=()
 for seed in "${draws[@]}"; do

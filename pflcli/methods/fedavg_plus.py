@@ -38,7 +38,7 @@ class Config:
     lr: Annotated[float, Ge(0)] = 0.0
     """fine-tune with this learning rate; 0 uses that of the last round"""
     trainable: str = ""
-    """fine-tune only parameters whose names start with this, such as `head.`; empty fine-tunes all"""
+    """fine-tune only parameters whose names start or end with this, such as `head.` or `bias`; empty fine-tunes all"""
     upper: Annotated[int, Ge(0)] = 0
     """fine-tune only this many layers, counted from the last; 1 is the head, 0 all layers"""
     models: Annotated[int, Ge(1), Le(100)] = 1
@@ -97,8 +97,6 @@ def fine_tune(run: Run, clients: NDArray[np.int64], **training: Any) -> Iterable
     ``training`` are further options of ``run.local_sgd``.
     """
     assert run.backbone is not None
-    trainable = parameters.upper(run.init, run.cfg.upper) if run.cfg.upper else run.cfg.trainable
-    parameters.part(run.init, run.cfg.trainable)  # raises for a misspelt name, which would train nothing
     return run.local_sgd(
         clients,
         run.backbone,
@@ -106,6 +104,17 @@ def fine_tune(run: Run, clients: NDArray[np.int64], **training: Any) -> Iterable
         epochs=run.cfg.epochs,
         steps=run.cfg.steps or None,
         lr=run.cfg.lr or run.settings.lr_at(run.settings.rounds - 1),
-        trainable=trainable,
+        trainable=_trainable(run),
         **training,
     )
+
+
+def _trainable(run: Run) -> str | tuple[str, ...]:
+    """Return the prefixes of the parameters that are fine-tuned."""
+    name = run.cfg.trainable
+    if run.cfg.upper:
+        return parameters.upper(run.init, run.cfg.upper)
+    if name and (whole := tuple(each for each in run.init if each.endswith(name))):
+        return whole
+    parameters.part(run.init, name)  # raises for a misspelt name, which would train nothing
+    return name

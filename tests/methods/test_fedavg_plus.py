@@ -25,7 +25,13 @@ def test_fedavg_plus_fine_tunes_the_backbone():
 
 
 @pytest.mark.parametrize(
-    ("options", "trainable"), [({"upper": 2}, ("body.3.", "head.")), ({"trainable": "head."}, "head.")]
+    ("options", "trainable"),
+    [
+        ({"upper": 2}, ("body.3.", "head.")),
+        ({"trainable": "head."}, "head."),
+        ({"trainable": "bias"}, ("body.1.bias", "body.3.bias", "head.bias")),
+    ],
+    ids=["two layers", "head", "biases"],
 )
 def test_fedavg_plus_trains_only_the_chosen_layers(options, trainable):
     run = worlds.run("fedavg-plus", options={"epochs": 2, **options})
