@@ -10,6 +10,7 @@
     partition = { new-clients = 0.2 }            # options of pfl partition
     training = { rounds = 50 }                   # training settings
     tune = 8                                     # trials that choose the options of every method
+    predictions = { theirs = ["runs/theirs"] }   # of another tool: artifacts of pfl import-predictions
 
     [claims.beats-fine-tuning]
     says = "kNN-Per is more accurate than fine-tuning"
@@ -77,6 +78,9 @@ class Experiment:
     tune: Annotated[int, Ge(1)] | None = None
     """tune every method on each partition with at most this many trials, as ``pfl compare --tune`` does; learning
     rates are among what is tuned, also if ``training`` has one, unless it is in a claim's grid"""
+    predictions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """the predictions of other tools by the name that claims give them: folders of ``pfl import-predictions``, of
+    which each is about one partition of the experiment"""
     papers: Options = field(default_factory=dict)
     """what the paper has instead, of the options and settings that differ and that the settings cite (``cited``)"""
 
@@ -141,6 +145,8 @@ class Claim:
 def _family(name: str) -> str:
     """Return the name of a method without that of the variant, or of the method that it extends."""
     method = name.partition("@")[0]
+    if not registry.exists("methods", method):  # predictions of another tool
+        return method
     return str(registry.card("methods", method).facts.get("EXTENDS", method))
 
 
@@ -185,15 +191,16 @@ def read(path: Path, size: str = SIZES[0]) -> ClaimsFile:
         raise UsageError(
             f"{path}: an experiment cannot be called verdicts, as the verdicts' folder is", "[experiments.other]"
         )
-    claims = {
-        name: _read_claim(entry, f"[claims.{name}] in {path}", folder, tables.experiments)
-        for name, entry in tables.claims.items()
-    }
     experiments = {
         name: _read_experiment(entry, f"[experiments.{name}] in {path}", folder, known, size)
         for name, entry in tables.experiments.items()
     }
-    used = {method for claim in claims.values() for method in claim.methods}
+    claims = {
+        name: _read_claim(entry, f"[claims.{name}] in {path}", folder, experiments)
+        for name, entry in tables.claims.items()
+    }
+    imported = {name for experiment in experiments.values() for name in experiment.predictions}
+    used = {method for claim in claims.values() for method in claim.methods} - imported
     for owner, options in [(str(path), tables.set), *((name, each.set) for name, each in experiments.items())]:
         for method in options:
             if method not in used:
@@ -214,7 +221,7 @@ def _read_settings(path: Path) -> Mapping[str, Any]:
         ) from None
 
 
-def _read_claim(entry: Options, owner: str, folder: Path, experiments: Mapping[str, Any]) -> Claim:
+def _read_claim(entry: Options, owner: str, folder: Path, experiments: Mapping[str, Experiment]) -> Claim:
     for key, example in (("says", '"mine beats fedavg"'), ("on", '["writers"]'), ("direction", '"higher"')):
         if key not in entry:
             raise UsageError(f"{owner} has no '{key}'", f"{key} = {example}")
@@ -231,20 +238,31 @@ def _read_claim(entry: Options, owner: str, folder: Path, experiments: Mapping[s
             raise UsageError(f"{owner} is judged on '{name}', which is no experiment", closest(name, experiments))
     if claim.metric not in METRICS:
         raise UsageError(f"{owner}: unknown metric '{claim.metric}'", closest(claim.metric, METRICS))
-    for name in claim.methods:
-        registry.card("methods", name.partition("@")[0])
+    owners = _require_methods(claim, owner, experiments)
     if claim.direction == "level" and not claim.margin:
         raise UsageError(f"{owner}: level needs a margin, as no two methods are equal", "margin = 0.01")
     for key, values in claim.grid.items():
         place, dot, option = key.partition(".")
         if not (dot and option and values):
             raise UsageError(f"{owner}: '{key}' in grid is not OWNER.KEY with a list", '"training.lr" = [0.1, 0.3]')
-        if place not in ("training", "partition", *claim.methods):
-            raise UsageError(
-                f"{owner}: '{key}' in grid belongs to none of its methods",
-                closest(place, ["training", "partition", *claim.methods]),
-            )
+        if place not in owners:
+            raise UsageError(f"{owner}: '{key}' in grid belongs to none of its methods", closest(place, owners))
     return claim
+
+
+def _require_methods(claim: Claim, owner: str, experiments: Mapping[str, Experiment]) -> list[str]:
+    """Return what has options that a grid may try: methods, but not the predictions of other tools.
+
+    Raises UsageError for a name that is neither that of a method nor that of predictions of every experiment.
+    """
+    imported = {name: [on for on in claim.on if name in experiments[on].predictions] for name in claim.methods}
+    for name, found in imported.items():
+        if not found:
+            registry.card("methods", name.partition("@")[0])
+        elif len(found) < len(claim.on):
+            other = next(on for on in claim.on if on not in found)
+            raise UsageError(f"{owner} compares predictions '{name}', which [experiments.{other}] does not have")
+    return ["training", "partition", *(name for name, found in imported.items() if not found)]
 
 
 def _require_one_form(claim: Claim, owner: str) -> None:
@@ -301,6 +319,11 @@ def _read_experiment(entry: Options, owner: str, folder: Path, known: Mapping[st
     papers = {key: value for key, value in _differences(known_parts, merged).items() if key in cited}
     if "weights" in cited and base["paper"]["weights"] != weights:
         papers["weights"] = not weights
+    for name in own.predictions:
+        if registry.exists("methods", name):
+            raise UsageError(
+                f"{owner}: '{name}' is a method of pfl, and its rows would be mixed", f"{name}-theirs = []"
+            )
     experiment = Experiment(
         dataset=_resolve_path(dataset, folder),
         like=own.like,
@@ -310,6 +333,9 @@ def _read_experiment(entry: Options, owner: str, folder: Path, known: Mapping[st
         link=base.get(size, {}).get("link") if own.link is None else own.link,
         weights=weights,
         tune=base.get(size, {}).get("tune") if own.tune is None else own.tune,
+        predictions={
+            name: tuple(_resolve_path(path, folder) for path in own.predictions[name]) for name in own.predictions
+        },
         papers=papers,
     )
     check_options(experiment, owner)

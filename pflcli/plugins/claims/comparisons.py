@@ -58,7 +58,9 @@ def plan(
             comparison = _plan_comparison(experiment, file.experiments[experiment], at, claim, seeds)
             renamed = {method: _name_variant(method, at) for method in claim.methods}
             methods = {
-                renamed[method]: _collect_options(file, comparison.experiment, method, at) for method in claim.methods
+                renamed[method]: _collect_options(file, comparison.experiment, method, at)
+                for method in claim.methods
+                if method not in comparison.experiment.predictions
             }
             earlier = planned.get(comparison.name, replace(comparison, methods={}))
             if earlier.experiment != comparison.experiment or any(

@@ -48,13 +48,18 @@ class Runs:
         metrics: Sequence[str],
         target: float | None = None,
         link: str | None = None,
+        imported: Mapping[str, Sequence[Artifact]] | None = None,
     ) -> Runs:
-        """Score the predictions of comparisons with different seeds; raises InputError if one is damaged or gone."""
+        """Score the predictions of comparisons with different seeds, and those of other tools, ``imported``.
+
+        Raises InputError if an artifact is damaged or gone.
+        """
         labelled = [
             (follow(comparison, reference), reference.role.rpartition(", seed ")[0])
             for comparison in comparisons
             for reference in comparison.manifest.inputs
         ]
+        labelled += [(artifact, name) for name, artifacts in (imported or {}).items() for artifact in artifacts]
         failed: dict[str, list[int]] = {}
         for comparison in comparisons:
             for name, seeds in evaluation.read(comparison).get("failed", {}).items():

@@ -32,7 +32,7 @@ from pflcli.evaluation import stored_scores, summary
 from pflcli.evaluation.metrics.looks import Looks
 from pflcli.options.declaration import as_path
 from pflcli.options.function import command
-from pflcli.plugins.claims import claims_file, doubts, presentation
+from pflcli.plugins.claims import claims_file, doubts, imported, presentation
 from pflcli.plugins.claims import kind as verdicts
 from pflcli.plugins.claims.claims_file import SIZES, Claim, ClaimsFile
 from pflcli.plugins.claims.comparisons import Cell, PlannedComparison, plan
@@ -167,6 +167,8 @@ class Verification:
         if asked.weights is not None:
             asked = replace(asked, weights=initial.read(asked.weights))
         for comparison in comparisons.values():  # before the first one runs, which may take long
+            if not comparison.methods:
+                raise UsageError(f"no claim on {comparison.name} is about a method of pfl", 'against = ["fedavg"]')
             training = config.build(Settings, comparison.experiment.training, comparison.name)
             resolve_variants([*comparison.methods], comparison.methods, training)
         drawn = Counter[str]()
@@ -254,6 +256,7 @@ class Verification:
         for comparison in self.comparisons.values():  # first all partitions: missing data end the command at once
             for seed in comparison.seeds:
                 self._partition(comparison, seed, execution)
+        theirs = self._open_imported()
         made = dict[str, Artifact]()
         for number, (name, comparison) in enumerate(self.comparisons.items(), 1):
             execution.reporter.say(f"comparison {number} of {len(self.comparisons)}: {name}")
@@ -263,10 +266,23 @@ class Verification:
                 outcome = error.outcome
                 failures += [f"{name}: {line}" for line in (error.message, *error.fix)]
             made[name] = open_artifact(outcome.path)
-        outcome = self._judge(made)
+        outcome = self._judge(made, theirs)
         if failures:
             raise IncompleteError(outcome, "some runs failed, and claims that need them are undecided", *failures)
         return outcome
+
+    def _open_imported(self) -> dict[str, imported.Imported]:
+        """Return the predictions of other tools, by name, for each group of comparisons whose claims need them."""
+        found: dict[str, imported.Imported] = {}
+        for group in dict.fromkeys(comparison.group for comparison in self.comparisons.values()):
+            members = [comparison for comparison in self.comparisons.values() if comparison.group == group]
+            needed = {
+                name for claim in self.names if self._needs(claim, group) for name in self.file.claims[claim].methods
+            }
+            named = {name: paths for name, paths in members[0].experiment.predictions.items() if name in needed}
+            folders = {seed: self._partition_path(each, seed) for each in members for seed in each.seeds}
+            found[group] = imported.read(named, folders)
+        return found
 
     def _make_comparison(self, comparison: PlannedComparison) -> Outcome:
         for seed in comparison.seeds:
@@ -305,9 +321,15 @@ class Verification:
             execution=execution,
         )
 
-    def _judge(self, made: Mapping[str, Artifact]) -> Outcome:
+    def _judge(self, made: Mapping[str, Artifact], theirs: Mapping[str, imported.Imported]) -> Outcome:
         out = self.out / NAME
         inputs = tuple(artifact.as_input(name, out) for name, artifact in made.items())
+        inputs += tuple(
+            artifact.as_input(f"{group}, {name}, seed {artifact.manifest.request['seed']}", out)
+            for group, by_name in theirs.items()
+            for name, artifacts in by_name.items()
+            for artifact in artifacts
+        )
         request = {
             "claims": {name: _recorded(self.file.claims[name]) for name in self.names},
             "experiments": {
@@ -323,9 +345,11 @@ class Verification:
         is_other = old is not None and old.kind == NAME and old.fingerprint != spec.fingerprint
         # Comparisons keep all that verdicts were derived from, so that nothing is lost.
         extends = "the claims or the comparisons have changed" if is_other else ""
-        return make(out, spec, self.asked.execution, lambda work: self._write(work, made), extends=extends)
+        return make(out, spec, self.asked.execution, lambda work: self._write(work, made, theirs), extends=extends)
 
-    def _write(self, work: ArtifactWriter, made: Mapping[str, Artifact]) -> Built:
+    def _write(
+        self, work: ArtifactWriter, made: Mapping[str, Artifact], theirs: Mapping[str, imported.Imported]
+    ) -> Built:
         groups: dict[str, list[Artifact]] = {}
         for name, artifact in made.items():
             groups.setdefault(self.comparisons[name].group, []).append(artifact)
@@ -335,7 +359,7 @@ class Verification:
             for name in groups
         }
         runs = {
-            name: Runs.read(artifacts, metrics[name], experiments[name].target, experiments[name].link)
+            name: Runs.read(artifacts, metrics[name], experiments[name].target, experiments[name].link, theirs[name])
             for name, artifacts in groups.items()
         }
         if self.looks is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shlex
@@ -11,9 +12,12 @@ import subprocess
 import sys
 import time
 
+import h5py
+import numpy as np
+import pandas as pd
 import pytest
 
-from pflcli import verify
+from pflcli import import_predictions, verify
 from pflcli.artifacts.reader import open_artifact
 from pflcli.core.errors import ConflictError, InputError, UsageError
 from pflcli.evaluation.metrics.gains import Estimate
@@ -492,3 +496,91 @@ def test_seeds_are_added_until_claims_are_decided_at_levels_of_alpha_spending(tm
     assert (many.code, "--until-decided 4 leaves no seed to add: there are 5" in many.err) == (2, True)
     parts = pfl(*command, 4, "--only", "tie/comparison")
     assert (parts.code, "which paths in --only do not make" in parts.err) == (2, True)
+
+
+IMPORTED = """
+[experiments.writers]
+dataset = "writers"
+partition = { clients = 6 }
+training = { model = "logistic", rounds = 2, participation = 1, lr = 0.1 }
+predictions = { theirs = ["./theirs-0", "./theirs-1"] }
+
+[claims.theirs-leads]
+says = "The tool is more accurate than FedAvg"
+on = ["writers"]
+method = "theirs"
+direction = "higher"
+against = ["fedavg"]
+seeds = 2
+"""
+
+
+def import_labels(partition, out, **options):
+    """Import predictions that give each test sample its own label."""
+    with h5py.File(partition / "samples.h5") as file:
+        y, sample, offsets = (file[name][...] for name in ("y", "sample", "offsets"))
+        names, classes = file["names"].asstr()[...], int(file.attrs["classes"])
+    block = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    test = block % 3 == 2
+    table = pd.DataFrame({"client": names[block[test] // 3], "sample": sample[test], "split": "test"})
+    p = pd.DataFrame(np.eye(classes)[y[test]], columns=[f"p({label})" for label in range(classes)])
+    table.join(p).to_csv(out.with_suffix(".csv"), index=False)
+    import_predictions(out.with_suffix(".csv"), like=partition, name="theirs", out=out, **options)
+
+
+@pytest.fixture(scope="module")
+def with_theirs(tmp_path_factory):
+    """A folder with claims about another tool, the partitions in ``v``, and the tool's predictions."""
+    at = tmp_path_factory.mktemp("theirs")
+    (at / "claims.toml").write_text(IMPORTED)
+    verify(at / "claims.toml", at / "v", only=["writers/partition-0", "writers/partition-1"], threads=1)
+    for seed in (0, 1):
+        import_labels(at / "v" / "writers" / f"partition-{seed}", at / f"theirs-{seed}")
+    return at
+
+
+def test_predictions_of_another_tool_are_judged_beside_methods(with_theirs, tmp_path):
+    shutil.copytree(with_theirs, tmp_path / "at")
+    claims, out = tmp_path / "at" / "claims.toml", tmp_path / "at" / "v"
+    outcome = verify(claims, out, threads=1)
+    difference = read(out)["theirs-leads"]["decided_by"]
+    with (out / "verdicts" / "runs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    accuracy = {
+        name: [float(row["accuracy"]) for row in rows if row["method"] == name] for name in ("theirs", "fedavg")
+    }
+    assert accuracy["theirs"] == [1, 1]
+    assert difference["difference"] == pytest.approx(1 - np.mean(accuracy["fedavg"]), abs=1e-4)
+    assert difference["seeds"] == [0, 1]
+    assert verify(claims, out, threads=1).decision == "up to date"
+    roles = [item.role for item in open_artifact(outcome.path).manifest.inputs]
+    assert roles == ["writers", "writers, theirs, seed 0", "writers, theirs, seed 1"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "message"),
+    [
+        ('"./theirs-1"', '"./v/writers"', "has predictions of a method of pfl"),
+        ('"./theirs-1"', '"./theirs-0"', "are about one partition"),
+        ("clients = 6", "clients = 5", "is about another partition than those of the experiment"),
+        ("{ theirs", "{ thiers", "unknown method 'theirs'"),
+        ("{ theirs", "{ ditto", "'ditto' is a method of pfl"),
+        ("seeds = 2\n", 'seeds = 2\ngrid = { "theirs.k" = [1] }\n', "belongs to none of its methods"),
+        ('against = ["fedavg"]', "value = 0.9", "no claim on writers is about a method of pfl"),
+    ],
+    ids=["own predictions", "twice", "another partition", "no such name", "name of a method", "options", "alone"],
+)
+def test_predictions_of_another_tool_that_do_not_fit_are_one_clear_error(
+    with_theirs, tmp_path, pfl, wrong, right, message
+):
+    assert wrong in IMPORTED
+    shutil.copytree(with_theirs, tmp_path / "at")
+    at = tmp_path / "at"
+    (at / "claims.toml").write_text(IMPORTED.replace(wrong, right))
+    if "v/writers" in right:
+        verify(at / "claims.toml", at / "v", only=["writers/seed-0/backbone", "writers/seed-0/fedavg"], threads=1)
+        (at / "claims.toml").write_text(IMPORTED.replace(wrong, '"./v/writers/seed-0/fedavg"'))
+    ran = pfl("verify", at / "claims.toml", "-o", at / ("v" if right != "clients = 5" else "other"))
+    assert ran.code == UsageError.exit_code
+    assert message in ran.err
+    assert not (at / "v" / "verdicts").exists()
