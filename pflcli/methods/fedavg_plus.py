@@ -111,7 +111,7 @@ def fine_tune(run: Run, clients: NDArray[np.int64], **training: Any) -> Iterable
 
 def _trainable(run: Run) -> str | tuple[str, ...]:
     """Return the prefixes of the parameters that are fine-tuned."""
-    name = run.cfg.trainable
+    name: str = run.cfg.trainable
     if run.cfg.upper:
         return parameters.upper(run.init, run.cfg.upper)
     if name and (whole := tuple(each for each in run.init if each.endswith(name))):
