@@ -53,7 +53,7 @@ class PathWord(str):
         return word
 
     def relative_to(self, folder: Path) -> str:
-        """Return the word with its paths relative to ``folder``; each begins with a dot."""
+        """Return the word with its paths relative to ``folder``; each begins with ./ or ../, or is . or .. itself."""
         return "".join(
             _relative(part, folder) if isinstance(part, Path) else part for part in self.parts or (Path(self),)
         )
@@ -61,4 +61,9 @@ class PathWord(str):
 
 def _relative(path: Path, folder: Path) -> str:
     relative = os.path.relpath(path.absolute(), folder)
-    return relative if relative.startswith(".") else f"./{relative}"
+    return relative if relative.partition(os.sep)[0] in (".", "..") else f"./{relative}"
+
+
+def is_relative_path(word: str, before: str) -> bool:
+    """Return whether a word of a recorded command line is a path, and no value such as .5, or . after --thousands."""
+    return word.startswith(("./", "../")) or word == ".." or (word == "." and not before.startswith("--"))

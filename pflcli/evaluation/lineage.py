@@ -11,6 +11,7 @@ from pflcli.artifacts import codebook, kinds
 from pflcli.artifacts.manifest import Input
 from pflcli.artifacts.reader import Artifact, follow
 from pflcli.core.errors import InputError
+from pflcli.core.wording import is_relative_path
 
 
 @dataclass(frozen=True)
@@ -110,11 +111,10 @@ def _format_command(artifact: Artifact, lineage: Lineage) -> str:
     if not isinstance(recorded, str):
         words = [*kinds.made_by(artifact.kind).split()[:2], *map(lineage.name, lineage.inputs(artifact))]
         return f"{shlex.join(words)} -o {shlex.quote(lineage.name(artifact))} ..."
-    folder = artifact.path.resolve().parent
-    # Paths begin with a dot and are relative to this folder.
+    folder, words = artifact.path.resolve().parent, shlex.split(recorded)  # paths are relative to the folder
     return shlex.join(
         Path(os.path.relpath(os.path.normpath(folder / word), lineage.base)).as_posix()
-        if word.startswith(".")
+        if is_relative_path(word, before)
         else word
-        for word in shlex.split(recorded)
+        for before, word in zip(["", *words], words, strict=False)
     )

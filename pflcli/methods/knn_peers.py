@@ -51,7 +51,7 @@ SENDS_MORE = "class means before the rounds"
 PAIRS_SENT = "class means"
 PAPER = "kNN-peers"
 YEAR = 2026
-GRID = {"attention": (0.3, 1.0, 3.0), "sigma": (0.02, 0.05, 0.1), "kappa": (3.0, 10.0, 30.0)}
+GRID = {"attention": (0.0, 0.3, 1.0, 3.0), "sigma": (0.02, 0.05, 0.1), "kappa": (3.0, 10.0, 30.0)}
 
 State = dict[str, Params]
 Array = NDArray[np.float64]

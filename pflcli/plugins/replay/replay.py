@@ -20,7 +20,7 @@ from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.core import registry
 from pflcli.core.errors import ConflictError, InputError, PflError
 from pflcli.core.execution import Execution
-from pflcli.core.wording import listed
+from pflcli.core.wording import is_relative_path, listed
 from pflcli.evaluation import lineage
 from pflcli.options.function import command
 from pflcli.plugins.replay import agreement
@@ -122,7 +122,7 @@ class _Step:
 
     def place(self, word: str, before: str) -> Path | None:
         """Return the new folder that a word of the command line stands for, or None if it stays as it is."""
-        if not word.startswith(".") or (word == "." and before.startswith("--")):  # such as --thousands .
+        if not is_relative_path(word, before):
             return None
         # An artifact that was renamed is still written to its old name on the command line.
         return self.places.get(Path(os.path.normpath(self.folder / word)), self.path if before == "-o" else None)

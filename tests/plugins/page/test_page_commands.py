@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -74,6 +75,15 @@ def test_page_commands_start_at_the_import_or_name_missing_data(run_page_command
     history = lineage.trace(open_artifact(comparison))
     assert lineage.list_commands(history)[0].startswith("pfl partition runs/data -o runs/p ")
     assert not runs.read(read_comparison(open_artifact(comparison)), history).remarks
+
+
+def test_page_commands_keep_values_and_hidden_folders_that_begin_with_a_dot(tmp_path, monkeypatch, pfl):
+    monkeypatch.chdir(tmp_path)
+    Path("v.csv").write_text("\n".join([".site,y,x", *(f"{'AB'[n % 2]},{n % 3},{n}" for n in range(40))]) + "\n")
+    assert pfl("import", "v.csv", "--client", ".site", "--label", "y", "-o", ".hidden").code == 0
+    lines = lineage.list_commands(lineage.trace(open_artifact(tmp_path / ".hidden")))
+    at = tmp_path.name
+    assert lines == [f"pfl import {at}/v.csv -o {at}/.hidden --client .site --label y"]
 
 
 def test_page_commands_include_new_client(small, tmp_path):
