@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Build the wheel and the source distribution, and try each where nothing else of this project can be imported.
+#
+#   bash tests/release.sh             the wheel with the lowest versions that pyproject.toml allows (the last patch), the source
+#                                     distribution with the newest ones, and the extras that one file can try
+#   bash tests/release.sh --torch     PyTorch and torchvision in their lowest versions too, which are large
+#
+# What is built lies in dist/. Each environment plays the chain of commands, `simulate`, and reads an artifact of schema 1.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+home=$PWD
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+"${PYTHON:-python3}" -m venv "$work/build"
+"$work/build/bin/python" -m pip install --quiet --disable-pip-version-check build
+rm -rf dist
+"$work/build/bin/python" -m build --outdir dist . > "$work/build.log" || { tail -20 "$work/build.log"; exit 1; }
+"$work/build/bin/python" - "${1:-}" > "$work/lowest.txt" << 'END'
+import re, sys, tomllib
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+for wanted in [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]:
+    name, lowest = re.match(r"([\w-]+)(?:\[[^]]*\])?>=([\d.]+)", wanted + ">=0").groups()
+    if lowest != "0" and (name not in ("torch", "torchvision") or sys.argv[1] == "--torch"):
+        print(f"{name}=={lowest}" + ".*" * (lowest.count(".") < 2))
+END
+
+try() { # the name of an environment, and what pip installs there
+  local at=$work/$1
+  "${PYTHON:-python3}" -m venv "$at"
+  "$at/bin/python" -m pip install --quiet --disable-pip-version-check "${@:2}"
+  (
+    mkdir "$at/away"
+    cd "$at/away"
+    PATH="$at/bin:$PATH"
+    unset PYTHONPATH
+    python -c 'import pflcli, sys; assert pflcli.__file__.startswith(sys.prefix), pflcli.__file__'
+    pfl doctor
+    pfl partition writers --clients 12 -o p -q
+    pfl train-global p -o b --model mlp --rounds 5 -q
+    pfl extract b -o e -q
+    pfl build-datastore e -o d -q
+    pfl compare p -o c --model mlp --rounds 5 --methods fedavg,ditto,knn-per -q
+    pfl report c/comparison -o page.html -q
+    pfl show "$home/tests/golden/schema-1/predictions" --verify
+    python - << 'END'
+import numpy as np
+import pflcli
+draw = np.random.default_rng(0)
+x, y = draw.normal(size=(240, 5)).astype(np.float32), draw.integers(0, 2, 240)
+federation = pflcli.Federation.from_arrays(x, y, clients=np.repeat(np.arange(6), 40))
+print(pflcli.table([pflcli.simulate(name, federation, rounds=3, quiet=True) for name in ("fedavg", "ditto")]))
+END
+  )
+  echo "$1: passed"
+}
+
+try lowest dist/*.whl -c "$work/lowest.txt"
+try newest dist/*.tar.gz
+try extras "$(echo dist/*.whl)[excel,export,parquet,pictures,privacy,spss,tune]"
+(
+  cd "$work/extras/away"
+  PATH="$work/extras/bin:$PATH"
+  pfl export c/seed-0/ditto --client w0010 -o onnx -q
+  pfl train-global p -o private --model mlp --rounds 2 --dp-epsilon 8 --dp-delta 1e-3 -q
+  pfl tune ditto p -o tuned --model mlp --rounds 2 --trials 2 --sampler optuna -q
+  pfl show c/comparison --plot picture.png -q
+  python -c 'import pandas; frame = pandas.DataFrame({"who": list("ab") * 20, "y": [0, 1] * 20, "x": range(40)}); frame.to_excel("t.xlsx", index=False); frame.to_parquet("t.parquet")'
+  pfl import t.xlsx --client who --label y -o excel -q
+  pfl import t.parquet --client who --label y -o parquet -q
+)
+echo "extras: passed"
