@@ -38,6 +38,30 @@ FOR_USERS = ("api", "artifacts", "choosing", "data", "measurement", "methods", "
 COMMANDS = dict(walk_commands(typer.main.get_command(app)))
 
 
+FOR_CONTRIBUTORS = {"CONTRIBUTING.md", "docs/architecture.md", "docs/settings.md", "docs/testing.md"}
+NO_TEXT = re.compile(r"<!-- [^\n]* -->\n.*?<!-- end -->|^```.*?^```", flags=re.S | re.M)
+"""What scripts write into a page, and blocks of code."""
+
+
+def count_words(name):
+    """Return the number of words of a page that people wrote, tables and links included."""
+    return len(NO_TEXT.sub("", PAGES[name]).split())
+
+
+def test_count_words_leaves_out_what_scripts_write_and_code(monkeypatch):
+    monkeypatch.setitem(PAGES, "x", "one two\n<!-- rows of a.csv || -->\n| a |\n<!-- end -->\n\n```sh\npfl\n```\nthree")
+    assert count_words("x") == 3
+
+
+def test_readme_is_read_in_a_few_minutes():
+    assert count_words("README.md") <= 950
+
+
+def test_pages_for_users_are_read_in_an_evening():
+    """All but those for contributors, and the changelog."""
+    assert sum(count_words(name) for name in {*PAGES} - FOR_CONTRIBUTORS) <= 45_000
+
+
 def load_script(name):
     """Return a script of docs/ as a module."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
