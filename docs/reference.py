@@ -1,6 +1,11 @@
-"""Write docs/commands.md, every command as ``pfl COMMAND --help`` prints it, and the laws of ``pfl check``.
+"""Write what pages say of the code itself: commands, methods and laws.
 
-python docs/reference.py
+    python docs/reference.py
+
+docs/commands has a page per command. What stands there between ``<!-- options of NAME -->`` and ``<!-- end -->`` is
+what ``pfl NAME --help`` prints; the rest is written by hand. A command without a page gets one. docs/commands.md has a
+table of all commands and the options that several share, docs/all-methods.md a table of all methods, and docs/laws the
+laws of ``pfl check``.
 """
 
 from __future__ import annotations
@@ -21,14 +26,6 @@ from pflcli.core import registry
 from pflcli.plugins.checks.laws import list_laws
 
 DOCS = Path(__file__).parent
-_OPENING = """# Commands
-
-<!-- Written by docs/reference.py from the options in pflcli/options; a test compares them. -->
-
-All commands with their options, as `pfl COMMAND --help` prints them. [guide.md](guide.md) says what to do with them,
-and [README](../README.md#commands) has the exit codes. Options of at least three commands stand in the
-[last section](#shared-options).
-"""
 _LEAST_COMMANDS = 3
 """Number of commands from which an option is described once, in the last section."""
 
@@ -38,7 +35,19 @@ Row = tuple[str, str]
 def write_files() -> dict[Path, str]:
     """Return the text of each file."""
     laws = {DOCS / "laws" / f"{group}.csv": _write_laws(group) for group in registry.GROUPS}
-    return {DOCS / "commands.md": _write_commands(), **laws}
+    methods = DOCS / "all-methods.md"
+    return {**_write_commands(), methods: _fill(methods, "methods", _list_methods()), **laws}
+
+
+def _fill(page: Path, name: str, text: str) -> str:
+    """Return a page, or a new one of a command, with a text between the comments ``name`` and ``end``."""
+    title = f"# pfl {name.removeprefix('options of ')}"
+    written = page.read_text(encoding="utf-8") if page.exists() else f"{title}\n\n<!-- {name} -->\n<!-- end -->\n"
+    before, mark, rest = written.partition(f"<!-- {name} -->\n")
+    _, end, after = rest.partition("<!-- end -->")
+    if not mark or not end:
+        raise ValueError(f"{page.name} has no comments '{name}' and 'end'")
+    return f"{before}{mark}{text}\n{end}{after}"
 
 
 def _write_laws(group: str) -> str:
@@ -49,39 +58,64 @@ def _write_laws(group: str) -> str:
     return text.getvalue()
 
 
-def _write_commands() -> str:
-    """Return the page of commands."""
+def _write_commands() -> dict[Path, str]:
+    """Return the pages of commands."""
     root = typer.main.get_command(app)
     context = typer.Context(root, info_name="pfl")
     commands = dict(walk_commands(root))
     rows = {name: _list_options(command, context) for name, command in commands.items()}
     count = Counter(row for options in rows.values() for row in options)
     shared = {row for row, commands in count.items() if commands >= _LEAST_COMMANDS}
-    sections = [_describe(name, commands[name], rows[name], shared) for name in rows]
-    everywhere = _list_options(root, context)
-    last = "\n".join(
-        [
-            "## Shared options\n",
-            "Of `pfl` itself, before or after the name of a command:\n",
-            _table(everywhere),
-            "\nOf several commands:\n",
-            _table(sorted(shared, key=lambda row: (row[0].lstrip("`-"), row))),
-        ]
+    pages = {name: DOCS / "commands" / f"{name.replace(' ', '-')}.md" for name in commands}
+    texts = {
+        page: _fill(page, f"options of {name}", _describe(commands[name], rows[name], shared))
+        for name, page in pages.items()
+    }
+    table = ["| command | what it does |", "|---|---|"]
+    panel = None
+    for name, command in commands.items():
+        heading = root.commands[name.split()[0]].rich_help_panel  # type: ignore[attr-defined]
+        if heading != panel:
+            table.append(f"| **{heading}** | |")
+            panel = heading
+        summary = re.split(r"(?<=\.)\s", _plain(command.help or ""))[0]
+        table.append(f"| [`pfl {name}`](commands/{pages[name].name}) | {summary} |")
+    index = DOCS / "commands.md"
+    text = _fill(index, "commands", "\n".join(table))
+    everywhere = _table(_list_options(root, context))
+    several = _table(sorted(shared, key=lambda row: (row[0].lstrip("`-"), row)))
+    options = (
+        f"Of `pfl` itself, before or after the name of a command:\n\n{everywhere}\n\nOf several commands:\n\n{several}"
     )
-    return "\n".join([_OPENING, *sections, last, ""])
+    before, mark, _ = text.partition("<!-- shared options -->\n")
+    return {index: f"{before}{mark}{options}\n<!-- end -->\n", **texts}
 
 
-def _describe(name: str, command: Any, options: list[Row], shared: set[Row]) -> str:
-    """Return the section of a command: what it does, examples, its own options, and those it shares."""
+def _list_methods() -> str:
+    """Return the table of methods, by the docstrings and constants of their files."""
+    lines = ["| method | what it does | paper | kind | needs |", "|---|---|---|---|---|"]
+    for name in registry.names("methods"):
+        card = registry.card("methods", name)
+        link = re.search(r"https://\S+?(?=[.,:;)]*(\s|$))", card.doc)
+        paper = f"{card.facts['PAPER']}, {card.facts['YEAR']}"
+        paper = "a reference" if "REFERENCE" in card.facts else f"[{paper}]({link[0]})" if link else paper
+        summary = re.sub(r"^[^:]*: ", "", card.summary)
+        needs = ", ".join(card.facts["NEEDS"]) or "partition"
+        lines.append(f"| `{name}` | {summary[0].upper()}{summary[1:]} | {paper} | {card.facts['KIND']} | {needs} |")
+    return "\n".join(lines)
+
+
+def _describe(command: Any, options: list[Row], shared: set[Row]) -> str:
+    """Return what the help of a command says: what it does, examples, its own options, and those it shares."""
     own = [row for row in options if row not in shared]
     others = [match[0] for names, _ in options if (names, _) in shared and (match := re.search(r"--[\w-]+", names))]
-    text = _plain(command.help or "")
-    parts = [f"## {name}\n", f"{text}\n", "```sh", *command.examples, "```\n"]
+    parts = [_plain(command.help or ""), "\n".join(["```sh", *command.examples, "```"])]
     if own:
-        parts += [_table(own), ""]
+        parts.append(_table(own))
     if others:
-        parts.append(f"Shared: {', '.join(f'`{name}`' for name in others)}.\n")
-    return "\n".join(parts)
+        leading = ", ".join(f"`{name}`" for name in others)
+        parts.append(f"[Shared](../commands.md#shared-options): {leading}.")
+    return "\n\n".join(parts)
 
 
 def _list_options(command: Any, root: Any) -> list[Row]:
@@ -107,5 +141,6 @@ def _plain(text: str) -> str:
 
 
 if __name__ == "__main__":
+    (DOCS / "commands").mkdir(exist_ok=True)
     for path, text in write_files().items():
         path.write_text(text, encoding="utf-8")

@@ -1,9 +1,10 @@
 """Gossip: each peer averages its model with those of random other peers.
 
-After Hegedűs et al. (2019), "Gossip Learning as a Decentralized Alternative to Federated Learning", and the random
-baseline of PENS (Onoszko et al., 2021), https://arxiv.org/abs/2107.08517, in rounds. A client trains, receives the
-models of k other clients drawn uniformly, and averages them with its own. If k is the number of all others and all
-clients take part in every round, this is FedAvg without a server.
+After Hegedűs et al. (2019), "Gossip Learning as a Decentralized Alternative to Federated Learning",
+https://doi.org/10.1007/978-3-030-22496-7_5, and the random baseline of PENS (Onoszko et al., 2021),
+https://arxiv.org/abs/2107.08517, in rounds. A client trains, receives the models of k other clients drawn uniformly,
+and averages them with its own. If k is the number of all others and all clients take part in every round, this is
+FedAvg without a server.
 """
 
 from __future__ import annotations

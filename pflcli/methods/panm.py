@@ -1,10 +1,10 @@
 """PANM: peers find others with the same task, for any number of clusters.
 
 Li & Wu (2022), "Towards Effective Clustered Federated Learning: A Peer-to-peer Framework with Adaptive Neighbor
-Matching", MLSys poster. First, a client keeps the k most similar clients among those that it asks and those that it had
-(confident neighbour initialization, Eq. 5). From round t1 on, it asks some of its neighbours and some other clients,
-and keeps those that a mixture of two Gaussians assigns to its cluster (heuristic neighbour matching, Eq. 6 to 10,
-`mixture.py`). In each round it averages its model with those of k neighbours.
+Matching", MLSys poster, https://arxiv.org/abs/2203.12285. First, a client keeps the k most similar clients among those
+that it asks and those that it had (confident neighbour initialization, Eq. 5). From round t1 on, it asks some of its
+neighbours and some other clients, and keeps those that a mixture of two Gaussians assigns to its cluster (heuristic
+neighbour matching, Eq. 6 to 10, `mixture.py`). In each round it averages its model with those of k neighbours.
 
 Similarity is 1 / loss of a peer's model on the client's own samples (Eq. 1: PANMLoss), or the cosine of the last local
 updates mixed with the cosine of the differences from the common initial model (Eq. 2 to 4: PANMGrad). `grad-centred`

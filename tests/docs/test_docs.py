@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
+import pflcli
 from pflcli.cli import app
 from pflcli.cli.from_options import walk_commands
 from pflcli.core import methods, registry
@@ -30,11 +31,35 @@ from pflcli.plugins.claims import presentation as verdicts
 ROOT = Path(__file__).parents[2]
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 }
 README = PAGES["README.md"]
-FOR_USERS = ("api", "artifacts", "choosing", "commands", "data", "guide", "measurement", "methods", "not-included")
+FOR_USERS = ("api", "artifacts", "choosing", "data", "measurement", "methods", "not-included", "training")
 COMMANDS = dict(walk_commands(typer.main.get_command(app)))
+
+
+FOR_CONTRIBUTORS = {"CONTRIBUTING.md", "docs/architecture.md", "docs/settings.md", "docs/testing.md"}
+NO_TEXT = re.compile(r"<!-- [^\n]* -->\n.*?<!-- end -->|^```.*?^```", flags=re.S | re.M)
+"""What scripts write into a page, and blocks of code."""
+
+
+def count_words(name):
+    """Return the number of words of a page that people wrote, tables and links included."""
+    return len(NO_TEXT.sub("", PAGES[name]).split())
+
+
+def test_count_words_leaves_out_what_scripts_write_and_code(monkeypatch):
+    monkeypatch.setitem(PAGES, "x", "one two\n<!-- rows of a.csv || -->\n| a |\n<!-- end -->\n\n```sh\npfl\n```\nthree")
+    assert count_words("x") == 3
+
+
+def test_readme_is_read_in_a_few_minutes():
+    assert count_words("README.md") <= 950
+
+
+def test_pages_for_users_are_read_in_an_evening():
+    """All but those for contributors, and the changelog."""
+    assert sum(count_words(name) for name in {*PAGES} - FOR_CONTRIBUTORS) <= 45_000
 
 
 def load_script(name):
@@ -45,17 +70,15 @@ def load_script(name):
     return script
 
 
-def read_section(title):
-    return README.split(f"\n## {title}\n")[1].split("\n## ")[0]
+def test_table_of_commands_leads_to_a_page_of_each():
+    """No other page is in the folder."""
+    rows = re.findall(r"^\| \[`pfl ([a-z-]+(?: [a-z]+)?)`\]\((\S+)\) \|", PAGES["docs/commands.md"], flags=re.M)
+    assert [name for name, _ in rows] == list(COMMANDS)
+    assert {f"docs/{page}" for _, page in rows} == {name for name in PAGES if name.startswith("docs/commands/")}
 
 
-def test_readme_table_lists_exactly_the_commands():
-    rows = re.findall(r"^\| `pfl ([a-z-]+(?: [a-z]+)?)", read_section("Commands"), flags=re.M)
-    assert rows == list(COMMANDS)
-
-
-def test_readme_table_of_methods_equals_pfl_list():
-    rows = re.findall(r"^\| `([a-z-]+)` \| .* \| (\w+) \| (\w+) \|$", read_section("Methods"), flags=re.M)
+def test_table_of_methods_equals_pfl_list():
+    rows = re.findall(r"^\| `([a-z-]+)` \| .* \| (\w+) \| (\w+) \|$", PAGES["docs/all-methods.md"], flags=re.M)
     facts = [registry.card("methods", name) for name in registry.names("methods")]
     assert rows == [(card.name, card.facts["KIND"], ", ".join(card.facts["NEEDS"]) or "partition") for card in facts]
 
@@ -66,8 +89,9 @@ def test_readme_table_of_methods_equals_pfl_list():
         ("datasets", "data"),
         ("schemes", "data"),
         ("models", "data"),
-        ("uploads", "guide"),
-        ("aggregators", "guide"),
+        ("uploads", "training"),
+        ("aggregators", "training"),
+        ("methods", "all-methods"),
     ],
 )
 def test_page_mentions_every_registered_name(group, page):
@@ -95,19 +119,21 @@ def list_options(command):
 
 
 WITH_COMMANDS = [
-    *("README.md", "docs/guide.md", "docs/data.md", "docs/measurement.md", "docs/artifacts.md"),
+    *("README.md", "docs/commands.md", "docs/data.md", "docs/measurement.md", "docs/artifacts.md", "docs/training.md"),
+    *sorted(name for name in PAGES if name.startswith("docs/commands/")),
     *(f"examples/{path.name}" for path in (ROOT / "examples").glob("*.sh")),
 ]
 
 
 @pytest.mark.parametrize("path", WITH_COMMANDS)
 def test_command_lines_in_the_docs_use_existing_options(path):
+    """What the help of a command prints is tested where its examples are run."""
     lines = re.findall(
         rf"^[^#\n]*?\bpfl ({'|'.join(COMMANDS)})(?![\w-])([^\n|)#]*)",
-        (ROOT / path).read_text(encoding="utf-8"),
+        re.sub(r"<!-- options of .*?<!-- end -->", "", (ROOT / path).read_text(encoding="utf-8"), flags=re.S),
         flags=re.M,
     )
-    assert lines
+    assert lines or path.startswith("docs/commands/")
     for name, rest in lines:
         for option in re.findall(r"(?<=\s)--?[a-z][a-z-]*", rest):
             assert option in list_options(COMMANDS[name]), f"{path}: pfl {name} has no {option}"
@@ -146,12 +172,17 @@ def test_scripts_of_the_api_page_run(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("new 3 clients\n4 runs/p exists and was made by another request")
 
 
+def list_functions_that_make():
+    """Return the functions of commands that make an artifact, in the order of the help."""
+    names = ["_".join(reversed(name.split())).replace("-", "_") for name in COMMANDS]
+    functions = {name: getattr(pflcli, "import_data" if name == "import" else name, None) for name in names}
+    return [name for name, made in functions.items() if made and inspect.signature(made).return_annotation == "Outcome"]
+
+
 def test_api_page_lists_one_function_per_command():
     rows = re.findall(r"^\| `([\w.]+)` \| (.*) \| \w", PAGES["docs/api.md"], flags=re.M)
-    making = re.findall(r"^\| `pfl ([a-z-]+(?: [a-z]+)?).*\| \w+ \|$", read_section("Commands"), flags=re.M)
-    assert [row[0].split(".")[-1].replace("import_data", "import") for row in rows] == [
-        "_".join(reversed(name.split())).replace("-", "_") for name in making
-    ]
+    named = [row[0].split(".")[-1].replace("import_data", "import") for row in rows]
+    assert named == list_functions_that_make()
     for place, arguments in rows:
         module, _, name = place.rpartition(".")
         parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters.values()
@@ -173,13 +204,27 @@ def list_anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_readme_links_to_every_page():
-    assert [name for name in PAGES if name != "README.md" and f"({name})" not in README] == []
+def list_links(name):
+    """Return the paths of this repository to which a page links."""
+    targets = re.findall(r"\]\(([^)#\s]+)", PAGES[name])
+    paths = [(ROOT / name).parent / target for target in targets if "://" not in target]
+    return {str(path.resolve().relative_to(ROOT)) for path in paths}
 
 
-@pytest.mark.parametrize(
-    "name", [*PAGES, *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs" / "cookbook").glob("*.md")))]
-)
+def test_readme_links_to_every_page_but_those_of_single_commands():
+    pages = {name for name in PAGES if not name.startswith("docs/commands/")}
+    assert pages - {"README.md"} - list_links("README.md") == set()
+
+
+def test_site_has_every_page():
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
+    pages = {f"docs/{page}" for page in re.findall(r"([\w/-]+\.md)$", site, flags=re.M)}
+    assert pages - {"docs/index.md", "docs/contributing.md", "docs/changelog.md"} == {
+        name for name in PAGES if name.startswith("docs/")
+    }
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_links_in_the_docs_resolve(name):
     for link in re.findall(r"\]\(([^)\s]+)\)", (ROOT / name).read_text(encoding="utf-8")):
         target, _, anchor = link.partition("#")
@@ -254,7 +299,7 @@ def test_tables_on_a_page_match_their_csv_files(fill_script, name):
 
 def test_every_csv_file_is_linked_from_a_page():
     links = {
-        (ROOT / name).parent / link
+        (ROOT / name).parent.joinpath(link).resolve()
         for name, page in PAGES.items()
         for link in re.findall(r"\]\(([^)\s]+\.csv)\)", page)
     }

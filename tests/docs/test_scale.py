@@ -1,4 +1,4 @@
-"""The table of docs/scale.md says of each method what the engine counts."""
+"""The table of docs/performance.md says of each method what the engine counts."""
 
 from __future__ import annotations
 

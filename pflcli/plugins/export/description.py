@@ -34,7 +34,7 @@ class Agreement:
 
 
 def describe(model: StandaloneModel, version: str, agreement: Agreement | None = None) -> dict[str, Any]:
-    """Return the fields of ``model.json``; docs/guide.md explains them."""
+    """Return the fields of ``model.json``; docs/commands/export.md explains them."""
     prepared, nearby = model.preprocessing, model.neighbours
     is_images = prepared.is_images or model.encoder is not None
     shape = onnx_network.input_shape(prepared) if model.encoder is None else model.encoder.facts.shape
