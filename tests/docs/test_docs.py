@@ -219,7 +219,7 @@ def test_readme_links_to_every_page_but_those_of_single_commands():
 def test_site_has_every_page():
     site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
     pages = {f"docs/{page}" for page in re.findall(r"([\w/-]+\.md)$", site, flags=re.M)}
-    assert pages - {"docs/index.md", "docs/contributing.md", "docs/changelog.md"} == {
+    assert pages - {"docs/index.md", "docs/contributing.md", "docs/changelog.md", "docs/security.md"} == {
         name for name in PAGES if name.startswith("docs/")
     }
 
