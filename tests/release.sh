@@ -48,8 +48,8 @@ import numpy as np
 import pflcli
 draw = np.random.default_rng(0)
 x, y = draw.normal(size=(240, 5)).astype(np.float32), draw.integers(0, 2, 240)
-federation = pflcli.Federation.from_arrays(x, y, clients=np.repeat(np.arange(6), 40))
-print(pflcli.table([pflcli.simulate(name, federation, rounds=3, quiet=True) for name in ("fedavg", "ditto")]))
+federation = pflcli.Federation.from_arrays(x, y, np.repeat(np.arange(6), 40))
+print(pflcli.table({name: pflcli.simulate(name, federation, rounds=3, quiet=True) for name in ("fedavg", "ditto")}))
 END
   )
   echo "$1: passed"
