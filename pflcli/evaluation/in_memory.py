@@ -77,6 +77,13 @@ def table(
     Raises UsageError for an unknown baseline or metric, for a label without a result or with two of one seed, for an
     object without predictions, and for results of different clients, splits or seeds; InputError without samples of the
     ``split``.
+
+    >>> from pflcli import Federation, simulate, table
+    >>> writers = Federation.from_dataset("writers", clients=6)
+    >>> names = ("fedavg", "local", "ditto")
+    >>> frame = table({name: simulate(name, writers, model="logistic", rounds=2, quiet=True) for name in names})
+    >>> sorted(frame.index), "accuracy" in frame.columns
+    (['ditto', 'fedavg', 'local'], True)
     """
     metrics = compare_results(results, baseline, split, metric).metrics
     columns = [entry.name for entry in catalogue.prediction_metrics(tuple(metrics["metric"]))]

@@ -29,6 +29,12 @@ class Federation(engine.Federation):
     """The samples of all clients, as ``simulate`` takes them; make one by ``from_arrays`` or ``from_dataset``.
 
     ``names`` (m,) are the names of the clients, and ``sample`` (n,) the row of each sample in the arrays or dataset.
+
+    >>> import numpy as np
+    >>> from pflcli import Federation
+    >>> x, y = np.random.default_rng(0).normal(size=(90, 4)), np.arange(90) % 2
+    >>> Federation.from_arrays(x, y, client=np.repeat(["north", "south", "west"], 30))
+    Federation(clients=3, samples=90, classes=2, in_shape=(4,))
     """
 
     names: tuple[str, ...] = ()

@@ -67,6 +67,13 @@ def plot(
     .pdf.
 
     Raises UsageError as ``table`` does, for another suffix, and for an artifact without a figure.
+
+    >>> from pflcli import Federation, plot, simulate
+    >>> writers = Federation.from_dataset("writers", clients=6)
+    >>> names = ("fedavg", "local")
+    >>> results = {name: simulate(name, writers, model="logistic", rounds=2, quiet=True) for name in names}
+    >>> plot(results, "clients.svg")
+    Picture of results: save('picture.png') writes it
     """
     if isinstance(results, Outcome | Artifact | Path | str):
         if (baseline, split, metric) != ("fedavg", "test", None):

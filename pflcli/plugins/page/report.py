@@ -43,6 +43,13 @@ def report(asked: Report) -> Page:
     replaced; another file is replaced only with ``force``. Raises UsageError if there is no comparison where a page
     needs one, or for an ``out`` that is not the name of a page, InputError for damaged artifacts, ConflictError if
     another file exists.
+
+    >>> from pflcli import Federation, report, simulate
+    >>> writers = Federation.from_dataset("writers", clients=6)
+    >>> names = ("fedavg", "local")
+    >>> results = {name: simulate(name, writers, model="logistic", rounds=2, quiet=True) for name in names}
+    >>> report(results, "page.html").path.name
+    'page.html'
     """
     out, reporter = Path(asked.out), asked.execution.reporter
     if not asked.sources:
