@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pflcli.plugins.export.export import export
     from pflcli.plugins.knn_tools.sweep import sweep
     from pflcli.plugins.knn_tools.update_datastore import update_datastore
+    from pflcli.plugins.page.plot import plot
     from pflcli.plugins.page.report import report
     from pflcli.plugins.referee.import_predictions import import_predictions
     from pflcli.plugins.replay.replay import replay
@@ -69,6 +70,7 @@ __all__ = [
     "new_client",
     "partition",
     "personalize",
+    "plot",
     "predict",
     "replay",
     "report",
@@ -97,6 +99,7 @@ _MODULES = {
     "export": "plugins.export.export",
     "import_predictions": "plugins.referee.import_predictions",
     "new": "plugins.checks.new",
+    "plot": "plugins.page.plot",
     "replay": "plugins.replay.replay",
     "report": "plugins.page.report",
     "simulate": "core.simulation.simulate",

@@ -2,6 +2,28 @@
 
 A file writes ``from pflcli.method import Predictor, Run``, wherever pfl defines these names. A name is imported when a
 file asks for it, so that a method loads only what it uses.
+
+>>> from dataclasses import dataclass
+>>> from pflcli import Federation, simulate
+>>> from pflcli.method import Predictor, Run
+>>> class Mine:
+...     KIND, NEEDS, PAPER, YEAR = "server", (), "Mine", 2026
+...     @dataclass(frozen=True)
+...     class Config:
+...         pass
+...     @staticmethod
+...     def setup(run):
+...         return {"global": run.initial_model()}
+...     @staticmethod
+...     def train_round(run, state, t):
+...         cohort = run.cohort(t)
+...         sent = run.download(state["global"], cohort)
+...         return {"global": run.average(run.local_sgd(cohort, sent, t=t), sent)}
+...     @staticmethod
+...     def personalize(run, state, clients):
+...         return run.predictor(clients, state["global"])
+>>> simulate(Mine, Federation.from_dataset("writers", clients=6), model="logistic", rounds=2, quiet=True).method
+'Mine'
 """
 
 from __future__ import annotations

@@ -29,9 +29,9 @@ HELD = {
     "names of plug-ins in the core": 2,
     "circles of files": 0,
     "circles of packages": 0,
-    "lines of the longest function": 60,
+    "lines of the longest function": 59,
     "files that a new kind of task changes": 2,
-    "lines outside plug-ins and methods": 46_242,
+    "lines outside plug-ins and methods": 46_512,
     "functions run before the first weight changes, pfl personalize": 395,
     "functions run before the first weight changes, simulate": 227,
 }
@@ -134,6 +134,14 @@ def _functions() -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     ]
 
 
+def _count_code(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the lines of a function, but for those of its docstring."""
+    lines = (function.end_lineno or 0) - function.lineno + 1
+    text = function.body[0]
+    is_documented = ast.get_docstring(function) is not None
+    return lines - ((text.end_lineno or 0) - text.lineno + 1 if is_documented else 0)
+
+
 def _count_functions_run(code: str, *words: str) -> int:
     surroundings = {**os.environ, "PFL_ACCELERATED": "0", "PYTHONPATH": str(ROOT.parent)}
     ran = subprocess.run(
@@ -188,7 +196,7 @@ MEASURES = {
     "names of plug-ins in the core": _count_names_of_plugins,
     "circles of files": lambda: len(circles_of_files()),
     "circles of packages": lambda: len(circles_of_packages()),
-    "lines of the longest function": lambda: max((n.end_lineno or 0) - n.lineno + 1 for n in _functions()),
+    "lines of the longest function": lambda: max(map(_count_code, _functions())),
     "files that a new kind of task changes": lambda: len(PATCH),
     "lines outside plug-ins and methods": lambda: _count_lines(
         [file for file in FILES if file.relative_to(ROOT).parts[0] not in {"plugins", "methods"}]

@@ -37,6 +37,11 @@ def build_datastore(asked: BuildDatastore) -> Outcome:
     is their number or, below 1, their fraction of the samples. Validation samples are excluded, because lambda is tuned
     on them; if the backbone was trained with ``refit``, they are training samples. Raises UsageError for values out of
     range.
+
+    >>> from pflcli import build_datastore, extract, partition, train_global
+    >>> trained = train_global(partition("writers", "runs/p", clients=6), "runs/g", model="mlp", rounds=2)
+    >>> build_datastore(extract(trained, "runs/e"), "runs/d").kind
+    'datastore'
     """
     execution = asked.execution
     _check_amounts(asked.capacity, asked.capacity_spread, asked.prototypes)

@@ -50,6 +50,12 @@ def compare(asked: Compare) -> Outcome:
 
     Raises UsageError for an invalid request; ConflictError before anything is made if an artifact of another request
     exists; IncompleteError, with the comparison of the other runs, if a run fails.
+
+    >>> from pflcli import compare, partition
+    >>> writers = partition("writers", "runs/p", clients=6)
+    >>> made = compare(writers, "runs/c", methods="fedavg,local", model="mlp", rounds=2)
+    >>> sorted(made.table().index)  # constant and pooled are references
+    ['constant', 'fedavg', 'local', 'pooled']
     """
     if asked.until_decided is not None:
         return compare_until_decided(asked, asked.until_decided, _compare)

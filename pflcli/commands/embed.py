@@ -46,6 +46,15 @@ def embed(asked: Embed) -> Outcome:
 
     Raises UsageError for contradictory options; InputError for a dataset without images, and for weights that do not
     fit the encoder.
+
+    >>> from onnx import helper, save
+    >>> from pflcli import embed
+    >>> steps = [helper.make_node("GlobalAveragePool", ["x"], ["mean"]), helper.make_node("Flatten", ["mean"], ["z"])]
+    >>> x, z = (helper.make_tensor_value_info(*each) for each in (("x", 1, ["n", 3, 32, 32]), ("z", 1, ["n", 3])))
+    >>> graph = helper.make_graph(steps, "colours", [x], [z])
+    >>> save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), "colours.onnx")
+    >>> embed("writers", "runs/colours", encoder="onnx:colours.onnx").kind
+    'dataset'
     """
     execution = asked.execution.reading(asked.root)
     name = str(asked.dataset)

@@ -36,6 +36,14 @@ def evaluate(asked: Evaluate) -> Outcome:
 
     Raises UsageError for an unknown split, baseline, metric, class or column, a metric that is not defined for the
     classes, and an invalid target, link or coverage; InputError if there are no validation samples to calibrate on.
+
+    >>> from pflcli import evaluate, partition, personalize
+    >>> runs = [
+    ...     personalize(name, partition("writers", "runs/p", clients=6), f"runs/{name}", model="mlp", rounds=2)
+    ...     for name in ("fedavg", "ditto")
+    ... ]
+    >>> sorted(evaluate(runs, "runs/evaluation").table().index)
+    ['ditto', 'fedavg']
     """
     execution = asked.execution
     round_costs.check_target(asked.target)

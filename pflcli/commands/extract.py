@@ -39,6 +39,11 @@ def extract(asked: Extract) -> Outcome:
     distribution shift. ``layer`` is the name of a module of the network, whose output represents a sample instead of
     the input of the head. Raises UsageError if there is no such layer; InputError if the shape or type of the samples
     differs from those of the backbone, or if its classes or features have another meaning.
+
+    >>> from pflcli import extract, partition, train_global
+    >>> trained = train_global(partition("writers", "runs/p", clients=6), "runs/g", model="mlp", rounds=2)
+    >>> extract(trained, "runs/e").kind
+    'embeddings'
     """
     execution = asked.execution
     backbone = open_one(asked.source, "backbone", chosen=Chosen(asked.method, asked.seed))

@@ -51,6 +51,14 @@ def import_data(asked: ImportData) -> Outcome:
     reads and checks all data.
 
     Raises UsageError for contradictory options; InputError, with the place, for errors in the data.
+
+    >>> from pathlib import Path
+    >>> from pflcli import import_data
+    >>> rows = [f"{'ABC'[n % 3]},{n % 2},{n % 7},{n % 5}" for n in range(60)]
+    >>> _ = Path("visits.csv").write_text("hospital,outcome,age,pulse\\n" + "\\n".join(rows))
+    >>> made = import_data("visits.csv", "runs/data", client="hospital", label="outcome", standardize=True)
+    >>> made.summary["samples"]
+    60
     """
     form, path, files = locate(asked.data)
     execution = asked.execution.reading(*(files or (path,)), asked.like)

@@ -57,6 +57,15 @@ def new_client(asked: NewClient) -> Outcome:
 
     Raises UsageError for a name that ``source`` already has; InputError for samples that the model cannot take, and for
     methods and runs that cannot add a client.
+
+    >>> import numpy as np
+    >>> from pflcli import new_client, partition, personalize, train_global
+    >>> x, y = np.zeros((40, 28, 28), "uint8"), np.arange(40) % 10
+    >>> np.savez("me.npz", x=x, y=y, use=np.resize(["train", "train", "val", "test"], 40))
+    >>> trained = train_global(partition("writers", "runs/p", clients=6), "runs/g", model="mlp", rounds=2)
+    >>> tuned = personalize("fedavg-plus", trained, "runs/plus")
+    >>> new_client(tuned, "me.npz", "runs/me", client="me", split_column="use").kind
+    'predictions'
     """
     execution = asked.execution.reading(asked.data, asked.weights, asked.encoder_weights)
     artifact = open_one(asked.source, "predictions", chosen=Chosen(asked.method, asked.seed))

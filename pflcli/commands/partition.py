@@ -51,6 +51,11 @@ def partition(asked: Partition) -> Outcome:
     ``preparation.poison``. With ``like``, a federation of real sites, all samples are those of ``client``, which keeps
     its number; the other clients have none. ``root`` is the folder with the dataset's files. Raises UsageError for
     invalid options, InputError for damaged files.
+
+    >>> from pflcli import partition
+    >>> made = partition("writers", "runs/p", clients=6)
+    >>> made.kind, made.summary["clients"]
+    ('partition', 6)
     """
     if asked.like is not None or asked.client is not None:
         return _partition_site(asked)

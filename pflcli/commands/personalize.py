@@ -57,6 +57,11 @@ def personalize(asked: Personalize) -> Outcome:
     deployment, the clients that did not answer drop out. Raises InputError if the lineage lacks an artifact that the
     method needs, ``weights`` do not fit or the record is that of another run; UsageError if ``choices`` are missing, or
     if the settings contradict the backbone.
+
+    >>> from pflcli import partition, personalize
+    >>> made = personalize("ditto", partition("writers", "runs/p", clients=6), "runs/ditto", model="mlp", rounds=2)
+    >>> made.kind, made.summary["rounds"]
+    ('predictions', 2)
     """
     definition = methods.load(asked.method)
     cfg = config.build(definition.Config, asked.options or {}, asked.method)

@@ -49,6 +49,13 @@ def predict(asked: Predict) -> PredictedSamples:
     Raises UsageError for invalid options; InputError for samples that the model cannot take, an incomplete lineage,
     another client than that of a site, or ``client`` "none" without a global model; ConflictError if ``out`` exists and
     may not be replaced.
+
+    >>> import numpy as np
+    >>> from pflcli import partition, personalize, predict
+    >>> np.savez("digits.npz", x=np.zeros((2, 28, 28), "uint8"))
+    >>> trained = personalize("ditto", partition("writers", "runs/p", clients=6), "runs/ditto", model="mlp", rounds=2)
+    >>> predict(trained, "digits.npz", client="w0012").p.shape
+    (2, 10)
     """
     execution = asked.execution
     disclosed = disclosure.parse(asked.answers)

@@ -165,7 +165,7 @@ def trace(path: Path | str, *, verify: bool = False) -> Lineage:
     return walk(open_one(path))
 
 
-def plot(path: Path | str, out: Path | str, rounds: Sequence[int] = ()) -> None:
+def plot(path: Path | str | Artifact, out: Path | str, rounds: Sequence[int] = ()) -> None:
     """Draw the artifact at ``path`` into the file ``out``, which is replaced if it exists; its suffix is the format.
 
     A partition is drawn as the samples of each client by class; predictions as the attention (of the given ``rounds``),

@@ -49,6 +49,14 @@ def stack(asked: Stack) -> Outcome:
 
     Raises UsageError for a repeated input or several seeds; InputError for inputs that learned from validation
     samples, inputs for different samples, and a ``gate`` without a global model and without `alone`.
+
+    >>> from pflcli import partition, personalize, stack
+    >>> runs = [
+    ...     personalize(name, partition("writers", "runs/p", clients=6), f"runs/{name}", model="mlp", rounds=2)
+    ...     for name in ("fedavg", "ditto")
+    ... ]
+    >>> stack(runs, "runs/stack").kind
+    'predictions'
     """
     execution = asked.execution
     artifacts = sorted(

@@ -57,6 +57,11 @@ def train_global(asked: TrainGlobal) -> Outcome:
     file with initial parameters. With the record ``attendance`` of a deployment, the clients that did not answer drop
     out. Raises UsageError for a method without a global model, InputError for weights that do not fit or the record of
     another run, ComputationError if training diverges.
+
+    >>> from pflcli import partition, train_global
+    >>> made = train_global(partition("writers", "runs/p", clients=6), "runs/g", model="mlp", rounds=2)
+    >>> made.kind, made.summary["rounds"]
+    ('backbone', 2)
     """
     execution = asked.execution
     partition = open_one(asked.source, "partition", chosen=Chosen(seed=asked.seed, draws=True))

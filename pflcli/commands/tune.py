@@ -66,6 +66,12 @@ def tune(asked: Tune) -> Outcome:
 
     Raises UsageError for an invalid search, InputError without validation samples, ConflictError before anything is
     made if an artifact of another request is in the way, ComputationError if all trials fail.
+
+    >>> from pflcli import partition, tune
+    >>> writers = partition("writers", "runs/p", clients=6)
+    >>> made = tune("ditto", writers, "runs/tune", trials=2, model="logistic", rounds=1)
+    >>> made.kind, len(made.table())
+    ('tuning', 2)
     """
     execution = asked.execution
     out, options, settings = Path(asked.out), dict(asked.options or {}), dict(asked.settings or {})

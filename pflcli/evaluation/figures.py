@@ -22,7 +22,8 @@ from pflcli.evaluation.charts.matrices import draw_attention, draw_holdings, dra
 from pflcli.evaluation.charts.vega import Spec
 from pflcli.evaluation.metrics import client_relations
 
-_SUFFIX = ".vl.json"
+SUFFIX = ".vl.json"
+"""The end of the name of a Vega-Lite specification in an artifact."""
 _DRAWN_STATES = (
     ("history/rho", "history/largest", "history/rejected", "history/validation"),
     ("attention/first", "attention/second"),
@@ -41,7 +42,7 @@ def write(work: ArtifactWriter, name: str, spec: Spec) -> None:
         work.write(f"{name}.png", vega.render(spec))
     except (NotDrawnError, UsageError) as error:
         work.reporter.say(f"{name}.png is left out: {error.describe()}")
-    work.write(f"{name}{_SUFFIX}", vega.encode(spec))
+    work.write(f"{name}{SUFFIX}", vega.encode(spec))
 
 
 def render(artifact: Artifact, form: str, rounds: Sequence[int] = ()) -> bytes:
@@ -54,7 +55,7 @@ def render(artifact: Artifact, form: str, rounds: Sequence[int] = ()) -> bytes:
         return vega.render(draw_partition(artifact), form)
     if artifact.kind == "predictions":
         return vega.render(draw_predictions(artifact, rounds), form)
-    name = next((name for name in artifact.manifest.files if name.endswith(_SUFFIX)), None)
+    name = next((name for name in artifact.manifest.files if name.endswith(SUFFIX)), None)
     if name is None:
         raise UsageError(
             f"{artifact.path} is {kinds.add_article(artifact.kind)}, of which there is no figure",

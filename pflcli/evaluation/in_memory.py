@@ -6,7 +6,7 @@ import math
 import reprlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,7 +21,7 @@ from pflcli.core import tasks
 from pflcli.core.errors import InputError, UsageError
 from pflcli.core.metrics import catalogue
 from pflcli.core.simulation.progress import find_best
-from pflcli.evaluation import client_identity, convergence, round_costs, scoring, summary
+from pflcli.evaluation import client_identity, convergence, latex, round_costs, scoring, summary
 from pflcli.evaluation.presentation import conclusion, notes, tables
 from pflcli.evaluation.summary import ScoredPredictions
 
@@ -33,13 +33,38 @@ if TYPE_CHECKING:
 _EXAMPLE = "table({'fedavg': simulate('fedavg', federation), 'local': simulate('local', federation)})"
 
 
+class Table(pd.DataFrame):
+    """The table of a comparison. A part of it, or a copy, is a frame like any other."""
+
+    _metadata = ("_metrics",)
+    _metrics: dict[str, Any]
+
+    def latex(self, label: str = "methods") -> str:
+        """Return the table for a paper, in LaTeX with booktabs, as ``pfl show --latex`` prints it.
+
+        Methods have the names of their papers; the best one is bold, and a dagger marks those not shown to be worse.
+        """
+        return latex.render_metrics(self._metrics, label)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Scored results: the content of ``metrics.json``, the runs of each method, and who their clients (m,) are."""
+
+    metrics: dict[str, Any]
+    groups: dict[str, list[ScoredPredictions]]
+    """by label, best method first"""
+    identities: dict[str, dict[int, NDArray[np.str_]]]
+    """by label and seed"""
+
+
 def table(
     results: Mapping[str, Source | Sequence[Source]],
     *,
     baseline: str = "fedavg",
     split: str = "test",
     metric: str | Sequence[str] | None = None,
-) -> pd.DataFrame:
+) -> Table:
     """Return the table of a comparison as a frame, best method first: scores, gains over the baseline, and intervals.
 
     ``results`` has, for each label, the result of ``simulate``, or the path of predictions, or a sequence of these, one
@@ -47,12 +72,38 @@ def table(
     are nan. ``metric`` are names of metrics, the first of which ranks; by default that of the task, such as accuracy.
 
     The attributes (``attrs``) of the frame have the ``conclusion``, sentences of which the first is the decision, and
-    ``notes``; warnings among these are Python warnings too.
+    ``notes``; warnings among these are Python warnings too. Its ``latex()`` is the table for a paper.
 
     Raises UsageError for an unknown baseline or metric, for a label without a result or with two of one seed, for an
     object without predictions, and for results of different clients, splits or seeds; InputError without samples of the
     ``split``.
+
+    >>> from pflcli import Federation, simulate, table
+    >>> writers = Federation.from_dataset("writers", clients=6)
+    >>> names = ("fedavg", "local", "ditto")
+    >>> frame = table({name: simulate(name, writers, model="logistic", rounds=2, quiet=True) for name in names})
+    >>> sorted(frame.index), "accuracy" in frame.columns
+    (['ditto', 'fedavg', 'local'], True)
     """
+    metrics = compare_results(results, baseline, split, metric).metrics
+    columns = [entry.name for entry in catalogue.prediction_metrics(tuple(metrics["metric"]))]
+    heading, body = tables.list_numbers(metrics, [*columns, "gain", "better_off", "worse_off", "megabytes"])
+    frame = pd.DataFrame(body, columns=heading).set_index("method")
+    shown = Table(frame.astype(float, errors="ignore").replace({None: math.nan}).astype({"seeds": int}))
+    shown.attrs = {"conclusion": conclusion.Conclusion.read(metrics).sentences, "notes": notes.list_notes(metrics)}
+    shown._metrics = scoring.replace_nonfinite(metrics)
+    for line in metrics["warnings"]:
+        warnings.warn(line, stacklevel=2)
+    return shown
+
+
+def compare_results(
+    results: Mapping[str, Source | Sequence[Source]],
+    baseline: str = "fedavg",
+    split: str = "test",
+    metric: str | Sequence[str] | None = None,
+) -> Compared:
+    """Score and judge results; ``table`` documents the arguments and errors."""
     if not isinstance(results, Mapping):
         raise UsageError(f"results is a {type(results).__name__}, not a mapping with a label for each method", _EXAMPLE)
     if not results:
@@ -66,7 +117,7 @@ def table(
     for label, sources in results.items():
         if not isinstance(label, str):
             raise UsageError(f"the label {label!r} is not a word", _EXAMPLE)
-        found = sources if isinstance(sources, Sequence) and not isinstance(sources, str) else [sources]
+        found = list_sources(sources)
         if not found:
             raise UsageError(f"{label} has no result", "one result per seed")
         for source in found:
@@ -85,14 +136,12 @@ def table(
     known = baseline if baseline in groups else "global" if scoring.has_baseline(paired) else None
     made = {"split": split, "metric": [*names], "baseline": known, "methods": rows}
     metrics = scoring.judge(made, groups, identities, _spell_argument)
-    columns = [entry.name for entry in catalogue.prediction_metrics(names)]
-    heading, body = tables.list_numbers(metrics, [*columns, "gain", "better_off", "worse_off", "megabytes"])
-    frame = pd.DataFrame(body, columns=heading).set_index("method")
-    frame = frame.astype(float, errors="ignore").replace({None: math.nan}).astype({"seeds": int})
-    frame.attrs = {"conclusion": conclusion.Conclusion.read(metrics).sentences, "notes": notes.list_notes(metrics)}
-    for line in metrics["warnings"]:
-        warnings.warn(line, stacklevel=2)
-    return frame
+    return Compared(metrics, {row["label"]: groups[row["label"]] for row in metrics["methods"]}, identities)
+
+
+def list_sources(sources: Source | Sequence[Source]) -> Sequence[Source]:
+    """Return the results of one label."""
+    return sources if isinstance(sources, Sequence) and not isinstance(sources, str) else [sources]
 
 
 def _propose_metric(results: Mapping[str, Source | Sequence[Source]]) -> str:
@@ -181,6 +230,8 @@ def _score(
         curve=curve,
         validation_samples=len(source.predictions["validation"].y) if "validation" in source.predictions else 0,
         losses=losses,
+        tuned=source.tuned,
+        new=federation.new,
         **fields,
     )
     return item, _count_bytes(source), _identify(source)
@@ -189,14 +240,20 @@ def _score(
 def _count_bytes(result: Result) -> int:
     """Return the bytes that were sent up to the reported round, as on disk, with those of the backbone."""
     before = 0 if result.backbone is None else _count_bytes(result.backbone)
-    rows, settings = _list_rows(result), result.settings
-    best = find_best(rows, settings.compares_rounds_by) if settings.report == "best" else None
-    later = [] if best is None else rows[best.best + 1 :]
+    best = find_reported(result)
+    later = [] if best is None else list_rows(result)[best + 1 :]
     spare = sum(int(row[f"bytes_{link}"]) for row in later for link in result.run.traffic)
     return before + sum(result.run.traffic.values()) - spare
 
 
-def _list_rows(result: Result) -> list[dict[str, Any]]:
+def find_reported(result: Result) -> int | None:
+    """Return the place of the reported round among the rows of ``rounds.csv``; None if it is the last one."""
+    settings = result.settings
+    best = find_best(list_rows(result), settings.compares_rounds_by) if settings.report == "best" else None
+    return None if best is None else best.best
+
+
+def list_rows(result: Result) -> list[dict[str, Any]]:
     """Return the rows of ``rounds.csv``."""
     return [{str(name): value for name, value in row.items()} for row in result.rounds.reset_index().to_dict("records")]
 
@@ -217,7 +274,7 @@ def _read_progress(result: Result) -> tuple[tuple[list[int], list[float]], list[
     if result.federation.task.score != "accuracy":
         return ([], []), []
     source = result if len(result.rounds) or result.backbone is None else result.backbone
-    rows = _list_rows(source)
+    rows = list_rows(source)
     personal = convergence.select_measured(rows, "personal_accuracy")
     curve = personal if source is result and personal[0] else convergence.select_measured(rows, "validation_accuracy")
     return curve, convergence.select_measured(rows, "loss")[1]

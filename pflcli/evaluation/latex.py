@@ -37,7 +37,11 @@ def render(artifact: Artifact) -> str:
 
     Raises InputError if a file of the artifact is damaged.
     """
-    metrics = evaluation.read(artifact)
+    return render_metrics(evaluation.read(artifact), _make_label(artifact))
+
+
+def render_metrics(metrics: Mapping[str, Any], label: str) -> str:
+    """Return the tables of the content of ``metrics.json`` as LaTeX, with the label ``tab:LABEL``."""
     names = tables.shown(metrics, _select_columns(metrics))
     table = tables.build(metrics, columns=names)
     marks = Marks.read(metrics, names)
@@ -51,7 +55,6 @@ def render(artifact: Artifact) -> str:
         ]
         body.append([escape(papers[method["label"]] + tables.mark_reference(method)), *cells])
     heading = [escape(table.heading[0]), *map(escape, table.heading[fixed:])]
-    label = _make_label(artifact)
     text = "% Needs \\usepackage{booktabs}.\n" + _build_environment(
         heading, body, _write_caption(metrics, marks), label, 1
     )

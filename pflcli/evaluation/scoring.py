@@ -308,7 +308,9 @@ def write(work: ArtifactWriter, scored: Sequence[Scored], metrics: Mapping[str, 
     work.write(evaluation.METRICS, (json.dumps(replace_nonfinite(metrics), indent=2) + "\n").encode())
     link = Link.parse(metrics["link"]) if "link" in metrics else None
     stored_scores.write(work, {"": scored}, {"": (metrics.get("target"), link)}, metrics["split"])
-    figures.write(work, scored[0].metric_names[0], _draw_clients(scored, metrics))
+    groups = _group_by_label(scored)
+    identities = {label: summary.identify_clients(items) for label, items in groups.items()}
+    figures.write(work, scored[0].metric_names[0], draw_clients(groups, identities, metrics))
     if "sets" in metrics:
         work.write(coverage.TABLE, coverage.render_table(metrics["sets"], [row["label"] for row in metrics["methods"]]))
         work.write(coverage.CLIENTS, coverage.render_client_table(scored))
@@ -486,12 +488,20 @@ def has_baseline(scored: Sequence[ScoredPredictions]) -> bool:
     return any(item.baseline is not None for item in scored)
 
 
-def _draw_clients(scored: Sequence[Scored], metrics: Mapping[str, Any]) -> Spec:
-    groups, metric = _group_by_label(scored), catalogue.METRICS[scored[0].metric_names[0]]
+def draw_clients(
+    groups: Mapping[str, Sequence[ScoredPredictions]],
+    identities: Mapping[str, Mapping[int, NDArray[np.str_]]],
+    metrics: Mapping[str, Any],
+) -> Spec:
+    """Return the figure of an evaluation: the score of each client; ``judge`` documents the arguments."""
+    scored = [item for items in groups.values() for item in items]
+    metric = catalogue.METRICS[scored[0].metric_names[0]]
     seeds = max(len(items) for items in groups.values())
     heading = metric.heading[:1].upper() + metric.heading[1:]
     over = f", {seeds} seeds" if seeds > 1 else ""
-    few = _mean_by_client(groups, metrics["baseline"])
+    few = _mean_by_client(
+        groups, [*(names for each in identities.values() for names in each.values())], metrics["baseline"]
+    )
     if few is not None:
         names, score = few
         title = f"{heading} by client, {metrics['split']} split{over and f', mean of {seeds} seeds'}"
@@ -510,24 +520,18 @@ def _draw_clients(scored: Sequence[Scored], metrics: Mapping[str, Any]) -> Spec:
     return client_charts.draw_ranked(score, reference, title, metric)
 
 
-def _collect_baselines(scored: Sequence[Scored]) -> dict[int, NDArray[np.float64]]:
+def _collect_baselines(scored: Sequence[ScoredPredictions]) -> dict[int, NDArray[np.float64]]:
     return {item.seed: item.baseline for item in scored if item.baseline is not None}
 
 
 def _mean_by_client(
-    groups: Mapping[str, Sequence[Scored]], baseline: str | None
+    groups: Mapping[str, Sequence[ScoredPredictions]], identities: Sequence[NDArray[np.str_]], baseline: str | None
 ) -> tuple[list[str], dict[str, NDArray[np.float64]]] | None:
     """Return the names of the clients and their scores (m,) by method, means over seeds.
 
     None if there are many clients, or if they differ between seeds or methods.
     """
     items = [item for group in groups.values() for item in group]
-    numbered = dict(enumerate(items))
-    known = client_identity.identify_clients(
-        {number: item.artifact for number, item in numbered.items()},
-        {number: item.samples for number, item in numbered.items()},
-    )
-    identities = [*known.values()]
     if len(identities[0]) >= client_charts.MIN_MANY_CLIENTS or any(
         not np.array_equal(identities[0], other) for other in identities[1:]
     ):

@@ -20,7 +20,7 @@ from pflcli.core.settings import Settings
 from pflcli.core.wording import as_typed
 from pflcli.evaluation import client_identity, convergence, round_costs, summary
 from pflcli.evaluation.round_costs import Link
-from pflcli.evaluation.summary import Scored
+from pflcli.evaluation.summary import Scored, ScoredPredictions
 
 RUNS, CLIENTS = "runs.csv", "clients.csv"
 NEIGHBOURS = {"neighbour_precision": "precision", "neighbour_recall": "recall"}
@@ -34,7 +34,7 @@ Aims = tuple[float | None, Link | None]
 
 def write(work: ArtifactWriter, scored: Mapping[str, Sequence[Scored]], aims: Mapping[str, Aims], split: str) -> None:
     """Write both files of the comparisons ``scored``, by name; a single one needs none."""
-    work.write(CLIENTS, _render_clients(scored, split))
+    work.write(CLIENTS, render_clients(scored, split))
     runs = [
         {**({"comparison": name} if name else {}), **row}
         for name, items in scored.items()
@@ -121,7 +121,7 @@ def _describe_machine(made: Mapping[str, Any]) -> str:
     return ", ".join([*known, *([made["processor"]] if "processor" in made else [])])
 
 
-def _render_clients(comparisons: Mapping[str, Sequence[Scored]], split: str) -> bytes:
+def render_clients(comparisons: Mapping[str, Sequence[ScoredPredictions]], split: str) -> bytes:
     """Return ``clients.csv``: a row for each client of each method and seed of each comparison."""
     scored = [item for items in comparisons.values() for item in items]
     tuned = sorted({name for item in scored for name in item.tuned})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -75,6 +75,10 @@ class ScoredPredictions:
     """the coverage of the intervals of all gains together"""
     seed_variance: float | None = None
     """the variance over seeds of a mean gain that all methods of the comparison share; None if there is none"""
+    tuned: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    """what clients chose by validation samples, (m,) by name"""
+    new: NDArray[np.bool_] | None = None
+    """the clients that took no part in rounds, (m,)"""
 
     @property
     def score(self) -> NDArray[np.float64]:
@@ -100,8 +104,6 @@ class Scored(ScoredPredictions):
     """A scored predictions artifact."""
 
     artifact: Artifact
-    tuned: dict[str, NDArray[np.float64]]
-    new: NDArray[np.bool_] | None = None
     sets: ClientSets | None = None
     """prediction sets, with ``--coverage``"""
 

@@ -268,7 +268,13 @@ def stacks(sizes: NDArray[np.int64], most: int, batch_size: int | None) -> list[
 
 
 def steps_per_epoch(sizes: NDArray[np.int64], size: int, *, join_single: bool) -> NDArray[np.int64]:
-    """Return the number of minibatches per epoch of clients with ``sizes`` (m,) samples, see ``batches``."""
+    """Return the number of minibatches per epoch of clients with ``sizes`` (m,) samples, see ``batches``.
+
+    >>> import numpy as np
+    >>> from pflcli.method import steps_per_epoch
+    >>> steps_per_epoch(np.array([10, 25, 32]), 10, join_single=False).tolist()
+    [1, 3, 4]
+    """
     full, remainder = np.divmod(sizes, size)
     joined = join_single & (remainder == 1) & (full > 0)
     return np.asarray(full + (remainder > 0) - joined)

@@ -55,6 +55,12 @@ def find_nearest(
 
     The search is exact. Of equally near rows the first comes first. A query that is not finite has no neighbours: its
     rows are -1.
+
+    >>> import numpy as np
+    >>> from pflcli.method import find_nearest
+    >>> distance, row = find_nearest(np.float32([[0, 0], [3, 4]]), np.float32([[0, 1]]), 2)
+    >>> distance.tolist(), row.tolist()
+    ([[1.0, 18.0]], [[0, 1]])
     """
     stored, queries = (np.ascontiguousarray(array, dtype=np.float32) for array in (stored, queries))
     distance, row = faiss().knn(queries, stored, k)
@@ -125,7 +131,14 @@ def _build_flat(z: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def flat_indexes(stores: Sequence[NDArray[np.float32]]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return serialised exact indexes over the rows of each store (n, d), joined, and their offsets (m + 1,)."""
+    """Return serialised exact indexes over the rows of each store (n, d), joined, and their offsets (m + 1,).
+
+    >>> import numpy as np
+    >>> from pflcli.method import flat_indexes
+    >>> blob, offsets = flat_indexes([np.zeros((3, 2), "float32"), np.ones((5, 2), "float32")])
+    >>> len(offsets), int(offsets[-1]) == len(blob)
+    (3, True)
+    """
     parts = [_build_flat(np.ascontiguousarray(z, dtype=np.float32)) for z in stores]
     return np.concatenate([*parts, np.zeros(0, np.uint8)]), np.cumsum([0, *map(len, parts)])
 

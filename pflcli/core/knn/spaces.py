@@ -38,7 +38,14 @@ class Space:
 
 
 def list_spaces(representation: str, distance: str) -> Sequence[Space]:
-    """Return the spaces to choose from, the paper's first; one unless an option is ``auto``."""
+    """Return the spaces to choose from, the paper's first; one unless an option is ``auto``.
+
+    >>> from pflcli.method import AUTO, list_spaces
+    >>> list_spaces("features", "cosine")
+    [Space(representation='features', distance='cosine')]
+    >>> len(list_spaces(AUTO, AUTO))
+    4
+    """
     return [
         Space(*pair)
         for pair in product(
@@ -51,6 +58,12 @@ def list_spaces(representation: str, distance: str) -> Sequence[Space]:
 def apply_head(
     z: NDArray[np.float32], weight: NDArray[np.float32], bias: NDArray[np.float32] | None
 ) -> NDArray[np.float32]:
-    """Return the logits (n, C) of representations (n, d) by a linear head, ``weight`` (C, d) and ``bias`` (C,)."""
+    """Return the logits (n, C) of representations (n, d) by a linear head, ``weight`` (C, d) and ``bias`` (C,).
+
+    >>> import numpy as np
+    >>> from pflcli.method import apply_head
+    >>> apply_head(np.ones((1, 2), "float32"), np.eye(2, dtype="float32"), np.float32([0, 1])).tolist()
+    [[1.0, 2.0]]
+    """
     logits = z @ weight.T
     return np.asarray(logits if bias is None else logits + bias, np.float32)

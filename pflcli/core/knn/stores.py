@@ -34,6 +34,12 @@ def leave_out(neighbours: Neighbours, labels: NDArray[np.int64], norms: NDArray[
 
     A query is the first neighbour at distance 0 with its label, ``labels`` (n,), up to rounding; a label of -1 marks a
     query that is not stored. ``norms`` (n,) are the squared lengths of the queries.
+
+    >>> import numpy as np
+    >>> from pflcli.method import Neighbours, leave_out
+    >>> found = Neighbours(np.array([[0.0, 4.0, 9.0]]), np.array([[1, 0, 1]]))
+    >>> leave_out(found, np.array([1]), np.array([2.0]), 2).distance.tolist()
+    [[4.0, 9.0]]
     """
     is_self = (neighbours.label == labels[:, None]) & (neighbours.distance <= _SAME * norms[:, None])
     is_self &= (labels >= 0)[:, None] & (is_self.cumsum(axis=1) == 1)
@@ -123,7 +129,14 @@ class NeighbourVote:
 
 
 def select_client(stores: Stores, client: int) -> ClientStore:
-    """Return the store of one client."""
+    """Return the store of one client.
+
+    >>> import numpy as np
+    >>> from pflcli.method import Stores, flat_indexes, select_client
+    >>> indexes = flat_indexes([np.zeros((3, 2), "float32"), np.ones((1, 2), "float32")])
+    >>> select_client(Stores(*indexes, np.array([0, 1, 0, 1]), np.array([0, 3, 4])), 1).y.tolist()
+    [1]
+    """
     raw = stores.blob[stores.bytes[client] : stores.bytes[client + 1]]
     labels = np.array(stores.y[stores.offsets[client] : stores.offsets[client + 1]])
     vectors = indexes.flat_vectors(raw) if len(labels) else np.zeros((0, 1), np.float32)

@@ -92,7 +92,13 @@ def move(params: Mapping[str, Tensor], device: str | torch.device) -> Params:
 
 
 def on_cpu(nested: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a nested dict of tensors on the CPU; those of a resumed state are on the run's device."""
+    """Return a nested dict of tensors on the CPU; those of a resumed state are on the run's device.
+
+    >>> import torch
+    >>> from pflcli.method import on_cpu
+    >>> on_cpu({"global": {"weight": torch.zeros(2)}})["global"]["weight"].device.type
+    'cpu'
+    """
     return {name: on_cpu(value) if isinstance(value, Mapping) else value.cpu() for name, value in nested.items()}
 
 
@@ -126,7 +132,13 @@ def upper(params: Mapping[str, Tensor], count: int) -> tuple[str, ...]:
 
 
 def repeat(params: Mapping[str, Tensor], count: int) -> Stacked:
-    """Return one model as a read-only stack (count, ...) of views."""
+    """Return one model as a read-only stack (count, ...) of views.
+
+    >>> import torch
+    >>> from pflcli.method import repeat
+    >>> repeat({"weight": torch.zeros(2)}, 3)["weight"].shape
+    torch.Size([3, 2])
+    """
     return {name: value.expand(count, *value.shape) for name, value in params.items()}
 
 

@@ -57,7 +57,12 @@ def load(name: str) -> Scheme:
 
 
 def require_clients(scheme: str, clients: int | None, samples: int) -> int:
-    """Return the number of clients; raises UsageError if it is missing or there are fewer samples."""
+    """Return the number of clients; raises UsageError if it is missing or there are fewer samples.
+
+    >>> from pflcli.method import require_clients
+    >>> require_clients("my-scheme", 3, samples=90)
+    3
+    """
     if clients is None:
         raise UsageError(f"scheme {scheme} needs a number of clients", "--clients 100")
     if clients > samples:

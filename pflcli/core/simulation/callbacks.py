@@ -20,6 +20,17 @@ class Callback:
     """Sees the rounds of a run; override what you need. ``progress.rows`` has a row per round, the last one at the end.
 
     Nothing that a callback does may change ``run`` or ``progress``.
+
+    >>> from pflcli import Callback, Federation, simulate
+    >>> class Count(Callback):
+    ...     rounds = 0
+    ...     def after_round(self, run, progress):
+    ...         self.rounds += 1
+    >>> count = Count()
+    >>> writers = Federation.from_dataset("writers", clients=6)
+    >>> _ = simulate("fedavg", writers, model="logistic", rounds=2, callbacks=count, quiet=True)
+    >>> count.rounds
+    2
     """
 
     def before_round(self, run: Run, progress: Progress) -> None:
@@ -64,6 +75,13 @@ class EarlyStopping(Callback):
     through accuracy over log2(round). The accuracy is that of personal models where it is measured, else that of the
     global model; with ``shared``, always that of the global model. A run in which it is never measured does not end
     early. With the setting ``round_metric``, that metric must improve instead, unless ``patience`` is "flat".
+
+    >>> from pflcli import EarlyStopping, Federation, simulate
+    >>> writers = Federation.from_dataset("writers", clients=6)
+    >>> stop = EarlyStopping(patience=1)
+    >>> short = simulate("fedavg", writers, model="logistic", rounds=50, eval_every=1, callbacks=stop, quiet=True)
+    >>> len(short.rounds) < 50
+    True
     """
 
     def __init__(self, patience: int | Literal["flat"], *, shared: bool = False) -> None:

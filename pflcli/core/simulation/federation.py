@@ -29,6 +29,12 @@ class Federation(engine.Federation):
     """The samples of all clients, as ``simulate`` takes them; make one by ``from_arrays`` or ``from_dataset``.
 
     ``names`` (m,) are the names of the clients, and ``sample`` (n,) the row of each sample in the arrays or dataset.
+
+    >>> import numpy as np
+    >>> from pflcli import Federation
+    >>> x, y = np.random.default_rng(0).normal(size=(90, 4)), np.arange(90) % 2
+    >>> Federation.from_arrays(x, y, client=np.repeat(["north", "south", "west"], 30))
+    Federation(clients=3, samples=90, classes=2, in_shape=(4,))
     """
 
     names: tuple[str, ...] = ()
@@ -169,13 +175,13 @@ class Federation(engine.Federation):
         facts = pd.DataFrame({**sizes}, index=names).join(pd.DataFrame(map(self.task.describe, labels), index=names))
         if not isinstance(self.task, Classification):
             return facts
-        counts = self._count_labels()
+        counts = self.count_labels()
         total = counts.sum(axis=1, keepdims=True)
         overall = counts.sum(axis=0) / max(counts.sum(), 1)
         divergence = np.where(total[:, 0] > 0, jensen_shannon(counts / np.maximum(total, 1), overall), np.nan)
         return facts.assign(divergence=divergence)
 
-    def _count_labels(self) -> NDArray[np.int64]:
+    def count_labels(self) -> NDArray[np.int64]:
         """Return the number of samples of each client and class, (m, C)."""
         client = np.repeat(self.clients, self.sizes(*SPLITS))
         index = client * self.classes + self.y.cpu().numpy()

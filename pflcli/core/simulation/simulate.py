@@ -176,6 +176,12 @@ def simulate(
     stores if it needs them. Raises UsageError for unknown names and wrong values, InputError for a method or network
     that breaks its interface or changes samples in place, ComputationError if training fails. Warns of clients that
     diverge or drop out, and of settings without effect on the method.
+
+    >>> from pflcli import Federation, simulate
+    >>> writers = Federation.from_dataset("writers", clients=6)
+    >>> result = simulate("ditto", writers, model="logistic", rounds=2, options={"lam": 0.5}, quiet=True)
+    >>> 0 < result.accuracy() < 1, len(result.rounds)
+    (True, 2)
     """
     callbacks = _list_callbacks(callbacks)
     config.require_whole("seed", seed)

@@ -54,6 +54,11 @@ def audit(asked: Audit) -> Outcome:
 
     Raises UsageError for invalid options; InputError for an incomplete lineage, unsuitable references, or clients
     without members or non-members; ComputationError if the method cannot predict.
+
+    >>> from pflcli import audit, partition, personalize
+    >>> trained = personalize("ditto", partition("writers", "runs/p", clients=6), "runs/ditto", model="mlp", rounds=2)
+    >>> audit(trained, "runs/audit").kind
+    'audit'
     """
     execution = asked.execution.reading(asked.weights)
     canary_training.require_count(asked.canaries)

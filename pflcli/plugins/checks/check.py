@@ -31,6 +31,10 @@ def check(asked: Check) -> Iterator[Verdict]:
     ``options`` are those of the file. ``only`` names the laws, by default all. ``root`` is the folder with the files of
     a dataset. With the partition ``like``, a model is judged by samples of its shape and number of classes. Raises
     UsageError for unknown names, InputError for an invalid file.
+
+    >>> from pflcli import check
+    >>> {verdict.result for verdict in check("median")}
+    {'passed'}
     """
     word, like, only = _find_file(asked.word), asked.like, asked.only or ()
     subject = replace(_subject(word, asked.options or {}), root=None if asked.root is None else Path(asked.root))

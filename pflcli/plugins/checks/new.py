@@ -16,6 +16,10 @@ def new(asked: New) -> Path:
 
     Raises UsageError for an unknown kind or a name that is taken, ConflictError if the file exists, InputError if it
     cannot be written.
+
+    >>> from pflcli import new
+    >>> new("method", "my_method.py").name
+    'my_method.py'
     """
     kind, path = asked.kind, Path(asked.file)
     if kind not in registry.KINDS:

@@ -68,6 +68,24 @@ def verify(asked: Verify) -> Outcome:
     Raises UsageError for a file with unknown keys, names or values; InputError for data that are missing;
     IncompleteError, with the verdicts, if runs fail that a claim needs; with ``strict``, UnconfirmedError, also with
     the verdicts, unless all claims are confirmed.
+
+    >>> from pathlib import Path
+    >>> from pflcli import verify
+    >>> _ = Path("claims.toml").write_text('''
+    ... [experiments.writers]
+    ... dataset = "writers"
+    ... partition = { clients = 6 }
+    ... training = { model = "logistic", rounds = 1 }
+    ... [claims.personal]
+    ... says = "Local models are better than the global one"
+    ... on = ["writers"]
+    ... method = "local"
+    ... direction = "higher"
+    ... against = ["fedavg"]
+    ... seeds = 1
+    ... ''')
+    >>> verify("claims.toml", "runs/claims").kind
+    'verdicts'
     """
     if asked.until_decided is None:
         return _verify(asked)

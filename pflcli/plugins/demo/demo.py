@@ -25,6 +25,10 @@ def demo(asked: Demo) -> Outcome:
     ``out/partition`` contains the samples, ``out/seed-0`` one run per method, ``out/comparison`` the table and the
     picture; ``out/report.html`` is the page of ``report``. A dry run returns only the partition if it does not exist.
     Raises ConflictError if ``out`` contains artifacts of another request.
+
+    >>> from pflcli import demo
+    >>> demo("runs/demo", dry_run=True).decision
+    'dry run: new'
     """
     out, execution = Path(asked.out), asked.execution
     partitioned = partition("writers", out / "partition", execution=execution)

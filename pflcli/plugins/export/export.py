@@ -65,6 +65,11 @@ def export(asked: Export) -> Exported:
     Raises UsageError if a package is missing; InputError for an unknown client, another one than that of a site, or a
     method that predicts by more than networks and a store; ConflictError if ``out`` exists and may not be replaced;
     ComputationError if the folder predicts differently from pfl.
+
+    >>> from pflcli import export, partition, personalize
+    >>> trained = personalize("ditto", partition("writers", "runs/p", clients=6), "runs/ditto", model="mlp", rounds=2)
+    >>> sorted(export(trained, "model", client="w0012", force=True).files)
+    ['model.json', 'network.onnx', 'reader.py']
     """
     execution = asked.execution
     onnx_network.require_packages()

@@ -98,6 +98,11 @@ def sweep(asked: Sweep) -> Outcome:
 
     Raises UsageError for invalid values, and InputError if the backbone was trained on validation samples, on which
     lambda can then not be tuned.
+
+    >>> from pflcli import extract, partition, sweep, train_global
+    >>> trained = train_global(partition("writers", "runs/p", clients=6), "runs/g", model="mlp", rounds=2)
+    >>> sweep(extract(trained, "runs/e"), "runs/sweep", k=[5], sigma=[1.0]).kind
+    'sweep'
     """
     execution = asked.execution
     typed = {field.name: getattr(asked, field.name) for field in fields(Grid)}

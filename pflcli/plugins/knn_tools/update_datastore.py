@@ -59,6 +59,13 @@ def update_datastore(asked: UpdateDatastore) -> Outcome:
     stored is not added again. Validation samples are added and evicted in the same way and stored beside the stores, so
     that lambda is tuned on those that have arrived. ``personalize`` predicts for the test samples of ``arriving``.
     Raises UsageError for values out of range, InputError if the two artifacts do not match.
+
+    >>> from pflcli import build_datastore, extract, partition, train_global, update_datastore
+    >>> trained = train_global(partition("writers", "runs/p", clients=6), "runs/g", model="mlp", rounds=2)
+    >>> newer = partition("writers", "runs/p2", clients=6, fractions=(0.5, 0.25, 0.25))
+    >>> arriving = extract(trained, "runs/e2", partition=newer)
+    >>> update_datastore(build_datastore(extract(trained, "runs/e"), "runs/d"), arriving, "runs/d2").kind
+    'datastore'
     """
     execution = asked.execution
     if not 0 <= asked.first <= asked.last <= 1:

@@ -58,6 +58,13 @@ class Section:
     stills: Sequence[str]
     lineage: Lineage
     runs: Runs
+    calls: Sequence[str] = ()
+    """the lines of Python that make results in memory again"""
+
+    @property
+    def commands(self) -> Sequence[str]:
+        """What makes the comparison again: command lines, or lines of Python."""
+        return self.calls or list_commands(self.lineage)
 
     @cached_property
     def marks(self) -> Mapping[str, Marks]:
@@ -391,21 +398,22 @@ def _render_method_descriptions(comparison: Comparison) -> str:
 
 
 def _render_commands(section: Section) -> str:
-    commands = escape("\n".join(list_commands(section.lineage)))
-    return (
-        "<h3>Repeat it</h3>\n<p>These commands reproduce the numbers, given the versions below and a processor of "
-        f"the same kind.</p>\n<pre><code>{commands}</code></pre>\n"
+    commands = escape("\n".join(section.commands))
+    what = (
+        f"With the same federation and pfl {__version__}, this Python reproduces the numbers, on"
+        if section.calls
+        else "These commands reproduce the numbers, given the versions below and"
     )
+    return f"<h3>Repeat it</h3>\n<p>{what} a processor of the same kind.</p>\n<pre><code>{commands}</code></pre>\n"
 
 
 def _render_lineage(lineage: Lineage) -> str:
+    """Return the list of artifacts; empty for results in memory, which have none."""
     table = _render_plain_table(HEADINGS, lineage.rows(), "Artifacts")
     count = len(lineage.artifacts)
     is_open = "" if count > _MAX_OPEN_ARTIFACTS else " open"
-    return (
-        f"<h3>What it was made from</h3>\n<details{is_open}><summary>{counted(count, 'artifact')}, inputs "
-        f"first</summary>{table}</details>\n"
-    )
+    listed = f"<details{is_open}><summary>{counted(count, 'artifact')}, inputs first</summary>{table}</details>\n"
+    return f"<h3>What it was made from</h3>\n{listed}" if count else ""
 
 
 def _render_others(others: Iterable[Other]) -> str:

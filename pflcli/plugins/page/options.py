@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pflcli.core import plugins
 from pflcli.core.wording import listed
-from pflcli.options.declaration import ArtifactPaths, FilePath, Options, artifacts_argument, out_option
+from pflcli.options.declaration import PATHS, FilePath, Options, artifacts_argument, out_option
+
+if TYPE_CHECKING:
+    from pflcli.artifacts.reader import Artifact
 
 OTHERS = tuple(name for name, (_, facts) in plugins.added("KINDS").items() if "section" in facts)
 """The kinds of artifacts, beside comparisons and evaluations, of which a page has a section."""
@@ -29,7 +34,8 @@ class Report(Options):
     FORCE_HELP: ClassVar[str] = "Replace a file at --out that pfl report did not write."
 
     sources: Annotated[
-        ArtifactPaths,
+        Sequence[Path | str | Artifact | Mapping[str, Any]],
+        PATHS,
         artifacts_argument(
             f"Report these comparisons and evaluations, and artifacts of other kinds: {listed([*OTHERS])}.",
             "comparison",

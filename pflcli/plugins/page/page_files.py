@@ -16,7 +16,6 @@ from pflcli import __version__
 from pflcli.artifacts import csv_file, disk, plain_output
 from pflcli.core.errors import ConflictError, InputError, UsageError
 from pflcli.evaluation import coverage
-from pflcli.evaluation.lineage import list_commands
 from pflcli.evaluation.presentation import further_tables, tables
 from pflcli.evaluation.presentation.section import Section as Other
 from pflcli.evaluation.scoring import replace_nonfinite
@@ -157,7 +156,7 @@ def _describe_section(section: Section) -> dict[str, Any]:
         "answer": comparison.answer,
         "notes": [*comparison.notes, *section.runs.remarks],
         "metrics": dict(comparison.metrics),
-        "commands": list_commands(lineage),
+        "commands": [*section.commands],
         "artifacts": [
             {
                 "path": lineage.name(item),

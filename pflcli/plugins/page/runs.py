@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
@@ -96,7 +96,7 @@ def read(comparison: Comparison, lineage: Lineage) -> Runs:
     labelled = compared_runs.label_runs(comparison, lineage)
     by_label: dict[str, list[tuple[list[Point], Point]]] = {}
     for label, _, run in labelled:
-        if (curve := _read_curve(run)) is not None:
+        if (curve := read_curve(run)) is not None:
             by_label.setdefault(label, []).append(curve)
     first = {label: run for label, seed, run in reversed(labelled)}
     relations = [
@@ -115,7 +115,7 @@ def read(comparison: Comparison, lineage: Lineage) -> Runs:
             "curves, the partition, neighbours) are missing"
         )
     return Runs(
-        {label: _average(by_label[label]) for label in comparison.methods if label in by_label},
+        {label: average(by_label[label]) for label in comparison.methods if label in by_label},
         sum(_count_validation_samples(item) for item in partitioned),
         None if partition is None else _read_holdings(partition, comparison),
         tuple(relations),
@@ -129,33 +129,58 @@ def _count_validation_samples(partition: Artifact) -> int:
     return int(sizes.sum() if new is None else sizes[~new].sum())
 
 
-def _read_curve(run: Artifact) -> tuple[list[Point], Point] | None:
-    """Return the measured rounds of a run, and the round that it reports; None if scores are no accuracies.
-
-    Only the end is known of a method on a backbone, and of one that adapts after the rounds and did not measure this.
-    """
+def read_curve(run: Artifact) -> tuple[list[Point], Point] | None:
+    """Return the measured rounds of a run, and the round that it reports; None if scores are no accuracies."""
     if read_labels(run.manifest, 0).kind != CLASSES:
         return None
     try:
         (column, rows), source = round_costs.read_rounds(run), round_costs.find_rounds(run)
     except GoneError:
         (column, rows), source = ("", []), None
-    summary, workers = run.manifest.summary, 1 if source is None else round_costs.count_workers(source)
-    points, total, seconds = list[Point](), _count_bytes(summary), 0.0
-    sent = total - sum(map(_count_bytes, rows))  # beside the rounds, such as for the choices of an earlier run
+    summary = run.manifest.summary
+    total = _count_bytes(summary)
+    return trace_curve(
+        column,
+        rows,
+        total,
+        1 if source is None else round_costs.count_workers(source),
+        summary.get("reported_round"),
+        is_known=column == "personal_accuracy" or not round_costs.adapts(run.manifest.request["method"]),
+        sent=math.nan if summary.get("foreign") else total / 1e6,  # another tool has not said what it sent
+        score=lambda split: _score(run, split),
+    )
+
+
+def trace_curve(
+    column: str,
+    rows: Sequence[Mapping[str, str]],
+    total: int,
+    workers: int,
+    reported: int | None,
+    *,
+    is_known: bool,
+    sent: float,
+    score: Callable[[str], float],
+) -> tuple[list[Point], Point]:
+    """Return the measured rounds of a run, and the round that it reports, by default the last.
+
+    ``rows`` are those of ``rounds.csv``, with accuracies in a ``column``; ``total`` are the bytes of the whole run,
+    whose clients ``workers`` trained. Only the end is known of a method on a backbone, and of one that adapts after the
+    rounds and did not measure this (``is_known``): what it ``sent``, in megabytes, and its ``score`` on a split.
+    """
+    points, seconds = list[Point](), 0.0
+    before = total - sum(map(_count_bytes, rows))  # beside the rounds, such as for the choices of an earlier run
     for row in rows:
-        sent += _count_bytes(row)
+        before += _count_bytes(row)
         seconds += round_costs.compute_seconds(row, workers)
         accuracies = _number(row.get(column)), _number(row.get("test_accuracy"))
-        points.append(Point(int(row["round"]), *accuracies, sent / 1e6, seconds))
-    last = summary.get("reported_round", points[-1].round if points else 0)
-    sent_by_pfl = math.nan if summary.get("foreign") else total / 1e6  # another tool has not said what it sent
-    unknown = Point(math.nan, math.nan, math.nan, sent_by_pfl, math.nan)
+        points.append(Point(int(row["round"]), *accuracies, before / 1e6, seconds))
+    last = points[-1].round if reported is None and points else reported or 0
+    unknown = Point(math.nan, math.nan, math.nan, sent, math.nan)
     end = next((point for point in points if point.round == last > 0), unknown)
-    is_known = column == "personal_accuracy" or not round_costs.adapts(run.manifest.request["method"])
     measured = [point for point in points if is_known and not math.isnan(point.accuracy)]
     if end not in measured:
-        end = replace(end, accuracy=_score(run, "validation"), test=_score(run, "test"))
+        end = replace(end, accuracy=score("validation"), test=score("test"))
     return measured, end
 
 
@@ -178,7 +203,7 @@ def _score(run: Artifact, split: str) -> float:
     return float(known.mean()) if len(known) else math.nan
 
 
-def _average(runs: list[tuple[list[Point], Point]]) -> Curve:
+def average(runs: list[tuple[list[Point], Point]]) -> Curve:
     """Return the means over seeds, of rounds that were measured under every seed."""
     by_round = [{point.round: point for point in points} for points, _ in runs]
     shared = sorted(set.intersection(*({*each} for each in by_round)))
@@ -203,22 +228,29 @@ def _read_holdings(artifact: Artifact, comparison: Comparison) -> Holdings | Non
     partition, book = partitions.read(artifact), codebook.read(artifact)
     if partition.labels.kind != CLASSES:
         return None
-    counts, clients = partition.label_counts, comparison.clients
+    counts = partition.label_counts
+    return arrange_holdings(counts, book.client_names(len(counts)), book.class_names(counts.shape[1]), comparison)
+
+
+def arrange_holdings(
+    counts: NDArray[np.int64], all_names: Sequence[str], class_names: Sequence[str], comparison: Comparison
+) -> Holdings:
+    """Return the classes of clients with these ``counts`` (m, C), in the order of the other pictures."""
+    clients = comparison.clients
     place = _number_clients(comparison, comparison.seeds[0])
     if any(number >= len(counts) for number in place):  # the comparison has clients of another partition
         place = {}
     order = [*place, *(number for number in range(len(counts)) if number not in place)]
     most = max(1, min(MAX_DRAWN, _MAX_FIELDS // max(counts.shape[1], 1)))
     drawn = [order[i] for i in np.linspace(0, len(order) - 1, min(len(order), most)).round().astype(int)]
-    all_names = book.client_names(len(counts))
     names = [
         clients.names[place[number]] if number in place else vega.escape_name(all_names[number]) for number in drawn
     ]
-    classes = [vega.escape_name(name) for name in book.class_names(counts.shape[1])]
+    classes = [vega.escape_name(name) for name in class_names]
     return Holdings(names, classes, counts[drawn], len(counts))
 
 
-_STATES = {"attention/first": "attention", "graph": "neighbours", "cluster": "cluster"}
+STATES = {"attention/first": "attention", "graph": "neighbours", "cluster": "cluster"}
 """Arrays of a state that describe relations, and their names here; the first that is stored is drawn."""
 
 
@@ -227,9 +259,14 @@ def _read_relation(label: str, run: Artifact, comparison: Comparison) -> Relatio
     clients = int(run.manifest.summary["clients"] or 0)
     if "state.safetensors" not in run.manifest.files:
         return None
-    key, state = next(iter(predictions.read_state(run, [(key,) for key in _STATES]).items()), ("", np.empty(0)))
-    if not len(state):
-        return None
+    key, state = next(iter(predictions.read_state(run, [(key,) for key in STATES]).items()), ("", np.empty(0)))
+    return relate(label, key, state, clients, int(run.manifest.request["seed"]), comparison) if len(state) else None
+
+
+def relate(
+    label: str, key: str, state: NDArray[Any], clients: int, seed: int, comparison: Comparison
+) -> Relation | None:
+    """Return the relation of clients in an array of ``STATES``, or None if it is not of this many clients."""
     if key == "attention/first":
         weights = np.nan_to_num(client_relations.select_last_round(state, state.sum(axis=2) > 0))
     elif key == "graph":
@@ -238,14 +275,14 @@ def _read_relation(label: str, run: Artifact, comparison: Comparison) -> Relatio
         weights = (client_relations.share_cluster(state) & (state >= 0)).astype(np.float64)
     if weights.shape != (clients, clients):
         return None
-    place = _number_clients(comparison, int(run.manifest.request["seed"]))
+    place = _number_clients(comparison, seed)
     order = [number for number in place if number < clients]
     order += [number for number in range(clients) if number not in place]
     if clients > _MAX_RELATED:  # those with a relation: a few clients of many may have taken part last
         order = [number for number in order if weights[number].any() or weights[:, number].any()] or order
     drawn = [order[i] for i in np.linspace(0, len(order) - 1, min(len(order), _MAX_RELATED)).round().astype(int)]
     names = [comparison.clients.names[place[n]] if n in place else f"client {n}" for n in drawn]
-    return Relation(label, _STATES[key], names, weights[np.ix_(drawn, drawn)], clients)
+    return Relation(label, STATES[key], names, weights[np.ix_(drawn, drawn)], clients)
 
 
 def _number_clients(comparison: Comparison, seed: int) -> dict[int, int]:

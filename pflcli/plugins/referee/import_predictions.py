@@ -37,6 +37,16 @@ def import_predictions(asked: ImportPredictions) -> Outcome:
 
     Raises UsageError for a name that a method of pfl has; InputError, with the first such row, for rows that are no
     probabilities, for unknown or repeated samples, and if a split is not complete.
+
+    >>> import numpy as np
+    >>> from pflcli import Federation, import_predictions, partition
+    >>> writers = Federation.from_dataset("writers", clients=6)  # the clients and splits of the partition
+    >>> names, sizes = writers.client_names, writers.sizes("test")
+    >>> who, p = np.repeat(names, sizes), np.full((sum(sizes), 10), 0.1)
+    >>> sample = writers.sample[writers.rows_of(writers.clients, "test")]
+    >>> np.savez("p.npz", client=who, sample=sample, split=np.full(len(p), "test"), p=p)
+    >>> import_predictions("p.npz", "runs/theirs", like=partition("writers", "runs/p", clients=6), name="theirs").kind
+    'predictions'
     """
     _require_name(asked.name)
     like, data = open_one(asked.like, "partition"), Path(asked.data)

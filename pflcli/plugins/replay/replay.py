@@ -80,6 +80,11 @@ def replay(asked: Replay) -> Replayed:
     """Repeat an artifact and its ancestors in the folder ``out``, and return how far each agrees with the original.
 
     Raises InputError if an input no longer exists or was changed, and the errors of the repeated commands.
+
+    >>> from pflcli import partition, replay
+    >>> made = partition("writers", "runs/p", clients=6)
+    >>> [each.agrees for each in replay(made, "again").artifacts]
+    [True]
     """
     execution, out = asked.execution, Path(asked.out).absolute()
     steps = _list_steps(open_one(asked.artifact), out)

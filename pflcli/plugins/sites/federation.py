@@ -45,6 +45,11 @@ def create_federation(asked: CreateFederation) -> Outcome:
     """Make a federation of the method, options and settings of predictions, with the clients of their partition.
 
     It contains no sample. Raises UnsuitedError if the method or a setting cannot run among real sites.
+
+    >>> from pflcli import create_federation, partition, personalize
+    >>> two = partition("writers", "runs/two", clients=2)
+    >>> create_federation(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed").kind
+    'federation'
     """
     execution = asked.execution
     predictions = open_one(asked.source, "predictions", chosen=Chosen(asked.method, asked.seed))
@@ -183,6 +188,19 @@ def run_federation(asked: RunFederation) -> dict[str, Any]:
     fewer; by default half of them, rounded up. Otherwise raises ComputationError, and the round stays open. An answer
     that does not fit is set aside to ``out``, and does not count. In the end, ``attendance.csv`` says who answered,
     with which a simulation has the same bytes.
+
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> from pflcli import check_site, create_federation, partition, personalize, run_federation, serve_site
+    >>> two = partition("writers", "runs/two", clients=2)
+    >>> fed = create_federation(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
+    >>> for name in ("w0371", "w2430"):
+    ...     own = partition("writers", f"runs/{name}", like=fed, client=name)
+    ...     _ = check_site(own, fed, f"site-{name}")
+    >>> with ThreadPoolExecutor() as pool:  # each site in a place of its own, in truth
+    ...     sites = [pool.submit(serve_site, f"site-{name}", "exchange") for name in ("w0371", "w2430")]
+    ...     facts = run_federation(fed, "exchange", "server")
+    >>> facts["rounds"]
+    1
     """
     execution, out, exchange = asked.execution, Path(asked.out), Path(asked.exchange)
     federation = open_one(asked.federation, "federation")
@@ -286,7 +304,14 @@ def _wait(inbox: Inbox, patience: float | None, execution: Execution) -> None:
 
 @command(CheckFederation)
 def check_federation(asked: CheckFederation) -> dict[str, Any]:
-    """Return what a federation agrees on; raises InputError if its code is another one here, or exchanges others."""
+    """Return what a federation agrees on; raises InputError if its code is another one here, or exchanges others.
+
+    >>> from pflcli import check_federation, create_federation, partition, personalize
+    >>> two = partition("writers", "runs/two", clients=2)
+    >>> fed = create_federation(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
+    >>> check_federation(fed)["method"]
+    'fedavg'
+    """
     federation = open_one(asked.federation, "federation")
     opening.require_derived(federation, opening.read_terms(federation))
     request, facts = federation.manifest.request, federations.read_exchange(federation)

@@ -73,6 +73,13 @@ def check_site(asked: CheckSite) -> dict[str, Any]:
     What leaves it is not read in the federation: the run is built, and a round played until the server needs uploads.
     ``answer_message`` writes nothing else. Raises InputError if the federation declares something else, or the
     partition was not made for it, or has no training sample.
+
+    >>> from pflcli import check_site, create_federation, partition, personalize
+    >>> two = partition("writers", "runs/two", clients=2)
+    >>> fed = create_federation(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
+    >>> own = partition("writers", "runs/own", like=fed, client="w0371")
+    >>> check_site(own, fed, "site")["client"]
+    'w0371'
     """
     out = Path(asked.out)
     agreed, own = open_one(asked.federation, "federation"), open_one(asked.partition, "partition")
@@ -142,6 +149,19 @@ def serve_site(asked: ServeSite) -> Outcome:
 
     The state is in the folder of the site, after each round; the same command continues. Raises InputError for a
     message that does not fit.
+
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> from pflcli import check_site, create_federation, partition, personalize, run_federation, serve_site
+    >>> two = partition("writers", "runs/two", clients=2)
+    >>> fed = create_federation(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
+    >>> for name in ("w0371", "w2430"):
+    ...     own = partition("writers", f"runs/{name}", like=fed, client=name)
+    ...     _ = check_site(own, fed, f"site-{name}")
+    >>> with ThreadPoolExecutor() as pool:  # each site in a place of its own, in truth
+    ...     sites = [pool.submit(serve_site, f"site-{name}", "exchange") for name in ("w0371", "w2430")]
+    ...     facts = run_federation(fed, "exchange", "server")
+    >>> [site.result().kind for site in sites]
+    ['predictions', 'predictions']
     """
     opened, execution = _reopen(Path(asked.site)), asked.execution
     inbox = folder_of(Path(asked.exchange), [*opened.terms.sites], opened.client)
@@ -164,6 +184,20 @@ def answer_message(asked: AnswerMessage) -> Path:
     """Answer one message, and return the file of the answer: a copy at ``out``; or the predictions, after the last one.
 
     Raises InputError for a message that does not fit.
+
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> from pflcli import answer_message, check_site, create_federation
+    >>> from pflcli import partition, personalize, run_federation, serve_site
+    >>> two = partition("writers", "runs/two", clients=2)
+    >>> fed = create_federation(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
+    >>> for name in ("w0371", "w2430"):
+    ...     own = partition("writers", f"runs/{name}", like=fed, client=name)
+    ...     _ = check_site(own, fed, f"site-{name}")
+    >>> with ThreadPoolExecutor() as pool:  # each site in a place of its own, in truth
+    ...     sites = [pool.submit(serve_site, f"site-{name}", "exchange") for name in ("w0371", "w2430")]
+    ...     facts = run_federation(fed, "exchange", "server")
+    >>> answer_message("site-w0371", "exchange/000-w0371/question-000001.msg").suffix
+    '.msg'
     """
     opened, message = _reopen(Path(asked.site)), Path(asked.message)
     with locks.acquire(opened.folder, asked.execution.reporter.say):

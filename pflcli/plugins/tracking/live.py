@@ -18,6 +18,11 @@ class Tracker(Callback):
 
     The run has this ``name`` in the ``group``. A run with the same name, options, settings and seed is replaced. Raises
     UsageError if the tool is unknown or not installed.
+
+    >>> from pflcli import Federation, Tracker, simulate
+    >>> writers = Federation.from_dataset("writers", clients=6)
+    >>> live = Tracker("tracked", to="tensorboard", name="ditto")
+    >>> result = simulate("ditto", writers, model="logistic", rounds=2, callbacks=live, quiet=True)
     """
 
     def __init__(self, out: Path | str, *, to: str = "tensorboard", name: str = "run", group: str = "simulate") -> None:

@@ -36,6 +36,11 @@ def track(asked: Track) -> Tracked:
 
     Raises UsageError for an unknown tool, and for one that is not installed; InputError for damaged artifacts;
     ConflictError if ``out`` is an artifact, or contains other files in place of a run.
+
+    >>> from pflcli import partition, personalize, track
+    >>> trained = personalize("ditto", partition("writers", "runs/p", clients=6), "runs/ditto", model="mlp", rounds=2)
+    >>> track(trained, "tracked", to="tensorboard").written
+    1
     """
     execution, out = asked.execution, Path(asked.out)
     require_tool(asked.to)
