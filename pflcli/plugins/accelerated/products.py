@@ -40,7 +40,7 @@ COMPILED = HAS_AVX512 and _CPU.startswith("znver")
 """Whether matrix products are compiled loops instead of MKL's."""
 
 COMPILED_CHAINS = VECTOR_BYTES >= 32 and _CPU.startswith("znver")
-"""Whether those of chains are, for which AVX2 suffices: they take all steps of a client while its weights are cached."""
+"""Whether those of chains are, where AVX2 suffices: they take all steps of a client while its weights are cached."""
 
 DESCRIPTION = (
     f"matrix products in compiled loops, as MKL does not use AVX-512 on {_CPU}"
