@@ -152,7 +152,7 @@ def measured(name: str, data: Any, settings: Settings) -> tuple[float, float, fl
     spec = RunSpec(name=name, method=method, cfg=config.build(method.Config, {}, name), settings=settings, seed=0)
     run = spec.build(data, Execution(threads=1))
     try:
-        state = loop.set_up(run, method).state
+        state = loop.set_up(run, name, method).state
         for t in range(WARM_UP):
             state, _ = loop.play_round(run, name, method, state, t)
         run.settings = replace(settings, eval_every=10**6)  # after the last round alone

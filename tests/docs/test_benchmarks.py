@@ -51,6 +51,18 @@ def test_every_benchmark_program_can_be_imported():
     assert done.returncode == 0, done.stderr
 
 
+def test_cost_of_a_method_is_measured_beside_that_of_fedavg():
+    """In a process of its own, as the program counts products in the package that it measures."""
+    options = ["--dataset", "heart-disease", "--model", "logistic", "--rounds", "1", "--only", "fedprox"]
+    command = [sys.executable, str(PROJECT / "benchmarks" / "methods.py"), *options]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    name, *numbers = done.stdout.splitlines()[-1].split()
+    assert name == "fedprox"
+    assert float(numbers[2]) == 1, "FedProx has as many passes as FedAvg"
+
+
 @pytest.mark.parametrize("file", sorted((PROJECT / "benchmarks").rglob("*.py")), ids=lambda file: file.stem)
 def test_benchmark_program_uses_existing_names_of_the_package(file):
     tree = ast.parse(file.read_text())

@@ -161,9 +161,9 @@ def linear_loss(by_logits, by_z, logits, z, params, batch):
     return sum(parts)
 
 
-def take_step(network, models, each, rate):
+def take_step(network, models, each, rate, drift=None):
     """Take a step of plain SGD on ``models`` by a pass, and return the losses."""
-    optimizer = Optimizer(Update(), {name: models[name] for name in network.trained})
+    optimizer = Optimizer(Update(drift=drift or {}), {name: models[name] for name in network.trained})
     with torch.no_grad():
         optimizer.begin(rate, len(each.batch.x))
         losses = network.step(models, each, optimizer)
@@ -262,6 +262,23 @@ def test_descent_by_the_cross_entropy_of_other_models_matches_autograd():
                 moved = start[name][row] + 1 - (name != names[0]) * rate[row] * scale[row] * grad
                 torch.testing.assert_close(models[name][row], moved, rtol=1e-4, atol=1e-5)
                 assert torch.equal(stack[name][row], start[name][row])
+
+
+def test_scale_of_a_loss_does_not_change_the_drift():
+    net, shape = make_mlp()
+    start = parameters.repeat(parameters.copy_params(net), 2)
+    batch = gradients.StackedBatch(
+        torch.rand(2, 4, *shape), torch.zeros(2, 4, dtype=torch.int64), torch.full((2, 4), 0.25), {}, {}, worlds.TASK
+    )
+    drift = {name: torch.ones_like(value) for name, value in start.items()}
+    for network, _ in iterate_forms("mlp", net, shape, list(start)):
+        models = {name: value.clone() for name, value in start.items()}
+        take_step(
+            network, models, gradients.Pass(models, batch, scale=torch.zeros(2)), torch.tensor([0.5, 0.25]), drift
+        )
+        for name, value in start.items():
+            rates = torch.tensor([0.5, 0.25]).view(2, *[1] * (value.ndim - 1))
+            torch.testing.assert_close(models[name], value - rates)
 
 
 def test_single_model_network_processes_a_stack_one_by_one():

@@ -306,8 +306,9 @@ class CompiledChainNetwork(ChainNetwork):
         by_logits = torch.zeros_like(outputs.logits) if logits is None else logits
         passed = layers, own, outputs.logits.shape[1], inputs[0].view(-1).numpy(), weights, values.numpy()
         by_outputs = by_logits.reshape(-1).numpy(), self._body, _NONE[0] if z is None else z.reshape(-1).numpy()
-        still = (self._none, _zeros(len(outputs.logits)), self._none, _zeros(len(outputs.logits)))
+        none = np.zeros(len(outputs.logits), np.float32)
         targets = layer_arrays(self._chain, into)
+        still = self._none, none, self._none, none
         backward_stack(*passed, *by_outputs, trained, move or still, targets, move is not None)
 
     def step(self, models: Stacked, each: Pass, optimizer: Optimizer) -> Tensor:
@@ -320,23 +321,24 @@ class CompiledChainNetwork(ChainNetwork):
         moved = {name: models[each.moves + name] for name in self.trained}
         assert all(value.is_contiguous() for value in moved.values())  # so that the arrays share their memory
         batch, rates = each.batch, _rates(optimizer.rate, len(each.batch.x))
-        move = self._move(each, optimizer, rates)
-        if each.loss is not None or each.scale is not None:
+        anchor, part, drift, _ = move = self._move(each, optimizer, rates)
+        # A step in ``take_steps`` has one rate for gradient and drift.
+        if each.loss is not None or (each.scale is not None and any(values.size for values in drift)):
             outputs = self.forward(each.at, batch.x, batch.weight)
             losses, by_logits, by_z, read = differentiate_loss(each, outputs, models, -torch.from_numpy(rates))
             self._backward(outputs, by_logits, by_z, self.trained, moved, move)
             optimizer.add(read)
             return losses
         x, y, weight = (value.contiguous().numpy() for value in (batch.x.flatten(2), batch.y, batch.weight))
-        samples, by_client = (np.arange(len(x)), x, y, weight, rates), np.empty(len(x))
+        scaled = rates if each.scale is None else rates * each.scale.numpy()
+        samples, by_client = (np.arange(len(x)), x, y, weight, scaled), np.empty(len(x))
         own, targets = layer_arrays(self._chain, each.at), layer_arrays(self._chain, moved)
-        anchor, part, drift, _ = move
         take_steps(self._table(each.at), own, targets, self._own, anchor, drift, part, samples, by_client)
         return torch.from_numpy(by_client)
 
     def _move(self, each: Pass, optimizer: Optimizer, rates: NDArray[np.float32]) -> _Move:
         """Return the part of a plain step that is not a gradient, see ``take_steps``."""
-        anchors, drifts, part = {}, {}, _zeros(len(rates))
+        anchors, drifts, part = {}, {}, np.zeros_like(rates)
         for name in self.trained:
             anchor, pull, drift = optimizer.terms(each.moves + name)
             if anchor is not None:
@@ -353,7 +355,3 @@ _Move = tuple[Arrays, NDArray[np.float32], Arrays, NDArray[np.float32]]
 def _rates(rate: float | Tensor, count: int) -> NDArray[np.float32]:
     """Return one rate for each client (count,)."""
     return rate.numpy() if isinstance(rate, Tensor) else np.full(count, rate, np.float32)
-
-
-def _zeros(count: int) -> NDArray[np.float32]:
-    return np.zeros(count, np.float32)

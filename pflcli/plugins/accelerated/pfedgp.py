@@ -259,9 +259,8 @@ def _distances(squared: Array, part: Array, distance: Array) -> None:
 
 def run_gibbs(prior: Prior, k: Tensor, sign: Tensor, sizes: Sequence[int], draws: Sequence[Draws]) -> Tensor:
     """Do the same as the function of this name in ``methods/parts/gaussian_process_tree.py``."""
-    omega, labels = torch.ones(len(k), prior.chains, k.shape[1]), sign.numpy()
-    for place, (n, own) in enumerate(zip(sizes, draws, strict=True)):
-        covariances = np.ascontiguousarray(k[place, :n, :n].numpy())
-        drawn = gibbs(covariances, labels[place, :n], own.key, own.used, prior.chains, prior.sweeps)
-        omega[place, :, :n] = torch.from_numpy(drawn).T
-    return omega
+    omega = np.ones((len(k), prior.chains, k.shape[1]), np.float32)
+    for into, all_k, labels, n, own in zip(omega, k.numpy(), sign.numpy(), sizes, draws, strict=True):
+        covariances = np.ascontiguousarray(all_k[:n, :n])
+        into[:, :n] = gibbs(covariances, labels[:n], own.key, own.used, prior.chains, prior.sweeps).T
+    return torch.from_numpy(omega)

@@ -36,14 +36,11 @@ Step = Callable[[], object]
 _CPU: str = llvmlite.binding.get_host_cpu_name()
 """LLVM's name of this CPU; AMD's are ``znver`` and a number."""
 
-_AVX2_BYTES = 32
-"""Bytes of a vector of AVX2."""
-
 COMPILED = HAS_AVX512 and _CPU.startswith("znver")
 """Whether matrix products are compiled loops instead of MKL's."""
 
-COMPILED_CHAINS = VECTOR_BYTES >= _AVX2_BYTES and _CPU.startswith("znver")
-"""Whether those of chains of linear layers are, which take all steps of a client while its weights are in the cache."""
+COMPILED_CHAINS = VECTOR_BYTES >= 32 and _CPU.startswith("znver")
+"""Whether those of chains are, where AVX2 suffices: they take all steps of a client while its weights are cached."""
 
 DESCRIPTION = (
     f"matrix products in compiled loops, as MKL does not use AVX-512 on {_CPU}"
@@ -116,6 +113,10 @@ def product(
         i = 0
         while i < m:
             rows = _height(m - i)
+            if more:  # prefetch the fourth tile from here, as no CPU foresees a way down columns
+                for row in range(i + 4 * rows, min(m, i + 5 * rows)):
+                    for place in range(j, min(n, j + step), _LINE_BYTES // c.itemsize):
+                        prefetch(c, c0 + row * c_row + place)
             tile(
                 rows, k, a, a0 + i * a_row, a_row, a_inner, b, b0 + j, b_row, c, c0 + i * c_row + j, c_row, width, more
             )
