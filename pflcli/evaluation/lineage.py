@@ -67,14 +67,9 @@ def _describe(artifact: Artifact) -> list[str]:
     manifest = artifact.manifest
     words = ", ".join(filter(None, kinds.load(artifact.kind).describe(manifest)))
     seconds = manifest.made.get("seconds")
-    return [
-        artifact.kind,
-        words,
-        str(manifest.made.get("pfl", "")),
-        str(manifest.made.get("python", "")),
-        "" if seconds is None else f"{seconds:.1f}",
-        manifest.fingerprint[:12],
-    ]
+    versions = [str(manifest.made.get(key, "")) for key in ("pfl", "python")]
+    took = "" if seconds is None else f"{seconds:.1f}"
+    return [artifact.kind, words, *versions, took, manifest.fingerprint[:12]]
 
 
 def trace(artifact: Artifact) -> Lineage:

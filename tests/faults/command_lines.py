@@ -1,4 +1,4 @@
-"""Type random command lines: each does what it says, or ends with one error and an exit code that docs/commands.md lists.
+"""Type random command lines: each does what it says, or ends with one error and a code that docs/commands.md lists.
 
     python tests/faults/command_lines.py [COUNT] [--seed N]
 

@@ -4,7 +4,8 @@
 
 Clients of one sample, of one class, without test or validation samples or without any, constant and huge features, rows
 that all are the same, clients that come later. Whatever it is: every command ends with exit code 0, and then every test
-sample of every client has finite probabilities that sum to 1; or it refuses in words, with the code that docs/commands.md gives.
+sample of every client has finite probabilities that sum to 1; or it refuses in words, with the code that
+docs/commands.md gives.
 """
 
 from __future__ import annotations
