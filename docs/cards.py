@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -262,7 +263,7 @@ def _describe_name(module: Any, name: str) -> str:
     if inspect.isclass(value) or inspect.ismodule(value):
         return _read_summary(value)
     body = ast.parse(inspect.getsource(module)).body
-    for node, after in zip(body, body[1:], strict=False):
+    for node, after in itertools.pairwise(body):
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name and isinstance(after, ast.Expr):
             return ast.literal_eval(after.value).partition("\n")[0]
     return ""

@@ -101,9 +101,8 @@ def _list_methods() -> str:
         paper = "a reference" if "REFERENCE" in card.facts else f"[{paper}]({link[0]})" if link else paper
         summary = re.sub(r"^[^:]*: ", "", card.summary)
         needs = ", ".join(card.facts["NEEDS"]) or "partition"
-        lines.append(
-            f"| [`{name}`](methods/{name}.md) | {summary[0].upper()}{summary[1:]} | {paper} | {card.facts['KIND']} | {needs} |"
-        )
+        link = f"[`{name}`](methods/{name}.md)"
+        lines.append(f"| {link} | {summary[0].upper()}{summary[1:]} | {paper} | {card.facts['KIND']} | {needs} |")
     return "\n".join(lines)
 
 
