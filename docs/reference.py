@@ -4,8 +4,8 @@
 
 docs/commands has a page per command. What stands there between ``<!-- options of NAME -->`` and ``<!-- end -->`` is
 what ``pfl NAME --help`` prints; the rest is written by hand. A command without a page gets one. docs/commands.md has a
-table of all commands and the options that several share, docs/all-methods.md a table of all methods, and docs/laws the
-laws of ``pfl check``.
+table of all commands and the options that several share, docs/all-methods.md a table of all methods, docs/laws the laws
+of ``pfl check``, and docs/methods what docs/cards.py writes: a card per method, and what files of methods call.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ def _list_methods() -> str:
         paper = "a reference" if "REFERENCE" in card.facts else f"[{paper}]({link[0]})" if link else paper
         summary = re.sub(r"^[^:]*: ", "", card.summary)
         needs = ", ".join(card.facts["NEEDS"]) or "partition"
-        lines.append(f"| `{name}` | {summary[0].upper()}{summary[1:]} | {paper} | {card.facts['KIND']} | {needs} |")
+        link = f"[`{name}`](methods/{name}.md)"
+        lines.append(f"| {link} | {summary[0].upper()}{summary[1:]} | {paper} | {card.facts['KIND']} | {needs} |")
     return "\n".join(lines)
 
 
@@ -142,5 +143,7 @@ def _plain(text: str) -> str:
 
 if __name__ == "__main__":
     (DOCS / "commands").mkdir(exist_ok=True)
-    for path, text in write_files().items():
+    import cards
+
+    for path, text in {**write_files(), **cards.write_files()}.items():
         path.write_text(text, encoding="utf-8")

@@ -61,13 +61,42 @@ def run_page(page, pfl):
             yield language, text
 
 
-@pytest.mark.parametrize("page", sorted({*PAGES} - {"cluster", "make", "pfllib-flbench"}))
+@pytest.mark.parametrize("page", sorted({*PAGES} - {"cluster", "gallery", "make", "pfllib-flbench", "worth-it"}))
 def test_cookbook_page_runs(page, pfl, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for language, text in run_page(page, pfl):  # recipes, which take long: tests of their own run them with a stub
         assert language == "bash"
         assert (ROOT / shlex.split(text)[1]).is_file()
     assert any(tmp_path.iterdir())
+
+
+def test_page_on_the_worth_of_federation_quotes_the_decisions(pfl, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    printed = []
+
+    def record(*arguments):
+        printed.append(pfl(*arguments))
+        return printed[-1]
+
+    assert not list(run_page("worth-it", record))
+    decisions = [
+        " ".join(lines.replace("> ", "").split())
+        for lines in re.findall(r"(?:^> .*\n)+", PAGES["worth-it"], flags=re.M)
+    ]
+    assert len(decisions) == 2
+    for decision, place in zip(
+        decisions, (1, 3), strict=True
+    ):  # without numbers, whose last digits depend on the machine
+        beginning = re.split(r"[+;]", decision)[0]
+        assert beginning in printed[place].out + printed[place].err
+
+
+@pytest.mark.long
+def test_gallery_page_makes_its_pictures(pfl, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert not list(run_page("gallery", pfl))
+    assert {*tmp_path.glob("*.png")} == {tmp_path / f"{name}.png" for name in ("classes", "neighbours", "attention")}
+    assert {*tmp_path.glob("*.html")} == {tmp_path / "page.html", tmp_path / "claims.html"}
 
 
 def run_plan(text, pfl, surroundings):

@@ -78,7 +78,8 @@ def test_table_of_commands_leads_to_a_page_of_each():
 
 
 def test_table_of_methods_equals_pfl_list():
-    rows = re.findall(r"^\| `([a-z-]+)` \| .* \| (\w+) \| (\w+) \|$", PAGES["docs/all-methods.md"], flags=re.M)
+    row = r"^\| \[`([a-z-]+)`\]\(methods/\1\.md\) \| .* \| (\w+) \| (\w+) \|$"
+    rows = re.findall(row, PAGES["docs/all-methods.md"], flags=re.M)
     facts = [registry.card("methods", name) for name in registry.names("methods")]
     assert rows == [(card.name, card.facts["KIND"], ", ".join(card.facts["NEEDS"]) or "partition") for card in facts]
 
@@ -211,16 +212,18 @@ def list_links(name):
     return {str(path.resolve().relative_to(ROOT)) for path in paths}
 
 
-def test_readme_links_to_every_page_but_those_of_single_commands():
-    pages = {name for name in PAGES if not name.startswith("docs/commands/")}
+def test_readme_links_to_every_page_but_those_of_single_commands_and_methods():
+    pages = {name for name in PAGES if not name.startswith(("docs/commands/", "docs/methods/"))}
     assert pages - {"README.md"} - list_links("README.md") == set()
 
 
 def test_site_has_every_page():
+    """The table of all methods leads to their cards."""
+    cards = {f"docs/methods/{name}.md" for name in registry.names("methods")}
     site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
     pages = {f"docs/{page}" for page in re.findall(r"([\w/-]+\.md)$", site, flags=re.M)}
     assert pages - {"docs/index.md", "docs/contributing.md", "docs/changelog.md", "docs/security.md"} == {
-        name for name in PAGES if name.startswith("docs/")
+        name for name in PAGES if name.startswith("docs/") and name not in cards
     }
 
 
