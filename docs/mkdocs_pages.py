@@ -61,16 +61,19 @@ def _split(source: str, level: int) -> Parts:
     """Return the parts of a page by their paths: the first one begins the page, and leads to the others."""
     page, parts, links = _page_of(source), dict[str, list[str]](), []
     name, is_code = page, False
-    for line in (ROOT / source).read_text(encoding="utf-8").splitlines():
+    first, *_ = lines = (ROOT / source).read_text(encoding="utf-8").splitlines()
+    for line in lines:
         is_code ^= line.startswith("```")
-        heading, title = None if is_code else _HEADING.match(line), ""
+        heading = None if is_code else _HEADING.match(line)
         if heading and 2 <= len(heading[1]) <= level:
             name = f"{page.removesuffix('.md')}/{slugify(heading[2], '-')}.md"
             title = re.sub(r"[\[\]]", "", heading[2])
             links.append(f"{'    ' * (len(heading[1]) - 2)}- [{title}](/{name})")
-        shown = f"# {title}" if title else line[level - 1 :] if heading and name != page else line
-        parts.setdefault(name, []).append(shown)
-    return {part: "\n".join([*lines, *(["", *links, ""] if part == page else [])]) for part, lines in parts.items()}
+            parts[name] = [f"# {title}", "", f"Part of [{first[2:]}](/{page})."]
+        else:
+            parts.setdefault(name, []).append(line[level - 1 :] if heading and name != page else line)
+    parts[page] += ["", *links, ""]
+    return {part: "\n".join(shown) for part, shown in parts.items()}
 
 
 def _find_anchors(parts: Parts) -> Parts:
