@@ -202,7 +202,8 @@ def _list_left_out(comparison: Comparison) -> list[str]:
     """Return a note for each reason why methods of ``--methods all`` were left out."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in comparison.metrics.get("left_out", {}).items():
-        by_reason.setdefault(reason.replace(name, "the method"), []).append(name)
+        # Not within a list of methods to type.
+        by_reason.setdefault(re.sub(rf"(?<![\w,-]){re.escape(name)}(?![\w,-])", "the method", reason), []).append(name)
     return [f"left out: {', '.join(names)} ({reason})" for reason, names in by_reason.items()]
 
 

@@ -154,6 +154,7 @@ def test_counts_of_methods_and_clients_agree_and_methods_that_were_left_out_are_
     comparison = read_comparison(artifact)
     references = sum(bool(row.get("reference")) for row in comparison.rows)
     comparison.metrics["left_out"] = {"fedper": "fedper needs a head", "fedrep": "fedrep needs a head"}
+    comparison.metrics["left_out"]["alone"] = "to compare it, type --methods fedavg,alone"
     section = html.Section(comparison, [], [], trace(artifact), runs.Runs())
     text = unescape(html._render_section(section, 0, several=False))
     facts = dict(re.findall(r"<li>(\w+(?: \w+)?) <b>(.*?)</b>", text))
@@ -163,4 +164,5 @@ def test_counts_of_methods_and_clients_agree_and_methods_that_were_left_out_are_
     comparison.clients.__dict__["total"] = len(comparison.clients.names) + 1
     assert " of " in html._count_clients(comparison)
     assert "left out: fedper, fedrep (the method needs a head)" in text
+    assert "left out: alone (to compare it, type --methods fedavg,alone)" in text
     assert "gain (points)" in text
