@@ -61,10 +61,10 @@ try extras "$(echo dist/*.whl)[excel,export,parquet,pictures,privacy,spss,tune]"
 (
   cd "$work/extras/away"
   PATH="$work/extras/bin:$PATH"
-  pfl export c/seed-0/ditto --client w0010 -o onnx -q
+  pfl export c/seed-0/ditto --client "$(sed -n "2s/^[0-9]*,\([^,]*\),.*/\1/p" p/clients.csv)" -o onnx -q
   pfl train-global p -o private --model mlp --rounds 2 --dp-epsilon 8 --dp-delta 1e-3 -q
   pfl tune ditto p -o tuned --model mlp --rounds 2 --trials 2 --sampler optuna -q
-  pfl show c/comparison --plot picture.png -q
+  pfl show c/comparison --plot picture.png
   python -c 'import pandas; frame = pandas.DataFrame({"who": list("ab") * 20, "y": [0, 1] * 20, "x": range(40)}); frame.to_excel("t.xlsx", index=False); frame.to_parquet("t.parquet")'
   pfl import t.xlsx --client who --label y -o excel -q
   pfl import t.parquet --client who --label y -o parquet -q
