@@ -20,7 +20,7 @@ if [ "$dataset" != writers ]; then
   how=(--model cnn --rounds 2000 --participation 1 --batch-size 10) rate=0.005
   if [ "$size" = small ]; then
     who+=(--part 1/10)
-    how=(--model mlp --rounds 300 --participation 1 --batch-size 10) rate=0.05
+    how=(--model mlp --rounds 300 --participation 1 --batch-size 10) rate=0.2
   fi
 fi
 # To the end: at most these rounds, of which the best by validation is reported.
