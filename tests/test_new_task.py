@@ -247,6 +247,7 @@ ALLOWED = {
     "core/simulation/simulate.py": "Result.accuracy",
     "evaluation/in_memory.py": "accuracy by round",
     "plugins/replay/agreement.py": "predictions of another class, and accuracy",
+    "plugins/page/in_memory.py": "pictures of the classes of clients, and of accuracy by round",
     "plugins/page/runs.py": "pictures of the classes of clients, and of accuracy by round",
     "evaluation/round_costs.py": "rounds to an accuracy",
     "evaluation/scoring.py": "shares of the most frequent class",
