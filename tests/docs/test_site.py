@@ -10,7 +10,6 @@ import browser
 import pytest
 
 pytest.importorskip("properdocs", reason="pip install '.[docs]'")
-pytest.importorskip("materialx", reason="pip install '.[docs]'")
 
 WIDTH = 1_280
 MAX_HEIGHT = 8_000
