@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OF_THE_READER = {"my_rule", "my_method", "my_dataset", "my_scheme", "my_model", "my_kind", "my_command", "my_step"}
-GENERATED = {".venv-test/bin/python", ".venv-test", "dist/"}
+GENERATED = {".venv-test/bin/python", ".venv-test", "dist/", "runs/quickstart/report.html"}
 
 
 def find_paths(text):

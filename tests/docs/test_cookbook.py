@@ -83,12 +83,11 @@ def test_page_on_the_worth_of_federation_quotes_the_decisions(pfl, tmp_path, mon
         " ".join(lines.replace("> ", "").split())
         for lines in re.findall(r"(?:^> .*\n)+", PAGES["worth-it"], flags=re.M)
     ]
-    assert len(decisions) == 2
-    for decision, place in zip(
-        decisions, (1, 3), strict=True
-    ):  # without numbers, whose last digits depend on the machine
-        beginning = re.split(r"[+;]", decision)[0]
-        assert beginning in printed[place].out + printed[place].err
+    assert [decision.split(":")[0] for decision in decisions] == ["No gain was shown", "A gain is shown"]
+    assert "No gain was shown: stay with alone" in printed[1].out + printed[1].err
+    # Intervals over `local` are close to 0 there, and depend on the processor; those over `alone` are not.
+    table = Path("runs/writers-c/comparison/table.md").read_text()
+    assert re.search(r"^\| fedavg-plus .*\| \+\d+\.\d \[\+", table, flags=re.M)
 
 
 @pytest.mark.long

@@ -220,7 +220,7 @@ def test_readme_links_to_every_page_but_those_of_single_commands_and_methods():
 def test_site_has_every_page():
     """The table of all methods leads to their cards."""
     cards = {f"docs/methods/{name}.md" for name in registry.names("methods")}
-    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
+    site = (ROOT / "properdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
     pages = {f"docs/{page}" for page in re.findall(r"([\w/-]+\.md)$", site, flags=re.M)}
     assert pages - {"docs/index.md", "docs/contributing.md", "docs/changelog.md", "docs/security.md"} == {
         name for name in PAGES if name.startswith("docs/") and name not in cards

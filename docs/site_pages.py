@@ -1,4 +1,4 @@
-"""What mkdocs needs besides the pages: those above this folder, long pages in parts, and the rows of CSV files."""
+"""What ProperDocs needs besides the pages: those above this folder, long pages in parts, and the rows of CSV files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import fill
 from markdown.extensions.toc import slugify
-from mkdocs.structure.files import File
+from properdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
