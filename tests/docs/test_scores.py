@@ -19,7 +19,7 @@ VERDICTS = [name for name in STORED if name.startswith("verdicts-")]
 TABLES = [name for name in STORED if name not in VERDICTS]
 
 WITHOUT_SCORES = {
-    "adapters-head", "adapters-lora", "adapters-whole", "all-methods-fashion-mnist", "all-methods-writers",
+    "adapters-head", "adapters-lora", "adapters-whole", "all-methods-fashion-mnist",
     "fedattn-collapse", "fedham-v-mnist", "frozen-cifar10", "frozen-cifar10-v2", "frozen-cifar100",
     "frozen-cifar100-v2", "rivals-fedadam", "rivals-writers", "verdicts-fedham",
     "verdicts-knn-per-pretrained", "verdicts-panm",
@@ -41,7 +41,7 @@ COLUMNS = {
     "std": "accuracy_std", "macro prec.": "macro_precision", "plain macro prec.": "macro_precision_mean",
     "ECE": "calibration_error", "gain": "gain", "better off (chance)": "better_off",
     "worse off (chance)": "worse_off", "MB sent": "megabytes", "MB per client": "megabytes_per_client",
-    "seconds": "seconds", "CPU seconds": "processor_seconds", "best round": "reported_round",
+    "seconds": "seconds", "CPU seconds": "processor_seconds", "rounds": "reported_round",
 }  # fmt: skip
 """The metric of each column of a table, without its unit."""
 _NUMBER = r"[-+]?[\d,.]+"
@@ -94,9 +94,10 @@ def level_of(scores, baseline):
 
 def check_table(scores, heading, rows, baseline="fedavg"):
     """Compare the rows of a table with its scores."""
-    assert {row[0] for row in rows} == {*scores.methods}
+    named = {row[0].removesuffix(" (reference)"): row[1:] for row in rows}
+    assert named.keys() == {*scores.methods}
     level, shared = level_of(scores, baseline), share(scores, baseline)
-    for method, seeds, *cells in rows:
+    for method, (seeds, *cells) in named.items():
         assert int(seeds) == len(scores.seeds(method))
         for title, cell in zip(heading[2:], cells, strict=True):
             check_cell(scores, method, title, cell, level, shared, baseline)
