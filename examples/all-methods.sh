@@ -15,7 +15,12 @@ dataset=${1:-writers}
 runs=$(runs "$dataset")
 who=(--scheme natural)
 how=(--model mlp --rounds 600 --participation 0.4 --batch-size 10) rate=0.1
+# These need more rounds, and SCAFFOLD diverges at this rate.
+apart=(--set fedsgd.training.rounds=2400)
+for method in gossip fedamp pens; do apart+=(--set "$method.training.rounds=1200"); done
+((${#tuning[@]})) || apart+=(--set scaffold.training.lr=0.05)
 if [ "$dataset" != writers ]; then
+  apart=()
   who=(--scheme dirichlet --set alpha=0.1 --clients 20 --min-samples 10)
   how=(--model cnn --rounds 2000 --participation 1 --batch-size 10) rate=0.005
   if [ "$size" = small ]; then
@@ -37,13 +42,6 @@ if [ "${2:-}" = later ]; then
   pfl compare "${partitions[@]}" -o "$runs/later" "${how[@]}" --methods "$rivals,pfedfda,fedala,feddbe,fedrod,fedproto"
   pfl compare "${partitions[@]}" -o "$runs/fedadam" "${how[@]}" --methods "$rivals" --set fedavg.server=adam
   exit
-fi
-# What the common settings do not suit: SCAFFOLD diverges at this rate, and these need more rounds.
-apart=()
-if [ "$dataset" = writers ]; then
-  apart=(--set fedsgd.training.rounds=2400)
-  for method in gossip fedamp pens; do apart+=(--set "$method.training.rounds=1200"); done
-  ((${#tuning[@]})) || apart+=(--set scaffold.training.lr=0.05)
 fi
 pfl compare "${partitions[@]}" -o "$runs" "${how[@]}" "${tuning[@]+"${tuning[@]}"}" "${apart[@]+"${apart[@]}"}" \
   --set fedattn@faithful.form=faithful --set fedham@faithful.form=faithful \
