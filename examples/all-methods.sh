@@ -3,16 +3,20 @@
 #
 #   bash examples/all-methods.sh writers
 #   bash examples/all-methods.sh fashion-mnist --root FOLDER      20 clients, Dirichlet 0.1
+#   bash examples/all-methods.sh writers longer                   only those that need more rounds than the others
 #   bash examples/all-methods.sh writers later                    rivals of kNN-Per, with gains over it, on the models
 #                                                                 that FedAvg and FedAdam have trained
 #   bash examples/all-methods.sh writers --tune 8 --out DIR       each method tuned by eight trials
 #
-# More options: examples/papers/setup.sh.
+# On the part of Fashion-MNIST that two cores train to the end in an hour, methods of the papers and their main rivals;
+# FedHAM alone would take as long. With --paper, all. More options: examples/papers/setup.sh.
 set -euo pipefail
 . "$(dirname "$0")/papers/setup.sh"
 
 dataset=${1:-writers}
 runs=$(runs "$dataset")
+compared=all,fedattn@faithful,fedham@faithful
+labelled=(--set fedattn@faithful.form=faithful --set fedham@faithful.form=faithful)
 who=(--scheme natural)
 how=(--model mlp --rounds 600 --participation 0.4 --batch-size 10) rate=0.1
 # These need more rounds, and SCAFFOLD diverges at this rate.
@@ -26,6 +30,9 @@ if [ "$dataset" != writers ]; then
   if [ "$size" = small ]; then
     who+=(--part 1/10)
     how=(--model mlp --rounds 300 --participation 1 --batch-size 10) rate=0.2
+    apart=(--set pooled.training.lr=0.05)  # diverges at this rate
+    compared=fedavg,fedavg-plus,knn-per,knn-per-plus,knn-peers,gaussian-head,prior,fedattn,panm
+    compared+=,ditto,apfl,fedrep,fedper,fedprox,lg-fedavg labelled=()
   fi
 fi
 # To the end: at most these rounds, of which the best by validation is reported.
@@ -39,10 +46,12 @@ done
 if [ "${2:-}" = later ]; then
   rivals=fedavg,fedavg-plus,knn-per,knn-per-extended@distance,knn-per-plus,gaussian-head,prior
   how+=("${tuning[@]+"${tuning[@]}"}" --set knn-per-extended@distance.decay=auto --baseline knn-per)
-  pfl compare "${partitions[@]}" -o "$runs/later" "${how[@]}" --methods "$rivals,pfedfda,fedala,feddbe,fedrod,fedproto"
+  pfl compare "${partitions[@]}" -o "$runs/later" "${how[@]}" --methods "$rivals,pfedfda"
   pfl compare "${partitions[@]}" -o "$runs/fedadam" "${how[@]}" --methods "$rivals" --set fedavg.server=adam
   exit
 fi
+if [ "${2:-}" = longer ]; then
+  runs+=/longer compared=fedavg,fedsgd,gossip,fedamp,pens,scaffold labelled=()
+fi
 pfl compare "${partitions[@]}" -o "$runs" "${how[@]}" "${tuning[@]+"${tuning[@]}"}" "${apart[@]+"${apart[@]}"}" \
-  --set fedattn@faithful.form=faithful --set fedham@faithful.form=faithful \
-  --methods all,fedattn@faithful,fedham@faithful
+  "${labelled[@]+"${labelled[@]}"}" --methods "$compared"
