@@ -183,7 +183,7 @@ def finite(stacked: Stacked) -> NDArray[np.bool_]:
     return np.asarray(torch.stack(rows).all(dim=0).cpu())
 
 
-_BLOCK = 2 << 20
+_BLOCK = 1 << 20
 """Bytes in float64 that a CPU sums at a time, to fit into its cache."""
 
 _ROWS = 32
@@ -245,8 +245,10 @@ def _pairwise(stacked: Tensor, w: Tensor) -> Tensor:
     flat, count = stacked.reshape(len(stacked), -1), len(stacked)
     step = max(1, _BLOCK // (8 * count)) if flat.device.type == "cpu" else max(flat.shape[1], 1)
     total = flat.new_empty(flat.shape[1], dtype=torch.float64)
+    block = flat.new_empty(count, min(step, flat.shape[1]), dtype=torch.float64)
     for first in range(0, flat.shape[1], step):
-        terms = flat[:, first : first + step].double().mul_(w[:, None])
+        columns = flat[:, first : first + step]
+        terms = block[:, : columns.shape[1]].copy_(columns).mul_(w[:, None])
         stride = 1
         while stride < count:
             right = terms[stride :: 2 * stride]
