@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -160,7 +161,7 @@ def _prior_factor(k: Array) -> Array:
 
 @compiled
 def solve_moments(k: Array, cross: Array, labels: Array, omega: Array) -> Array:
-    """Return A (q, n, chains) and, as its last row, w (1, n, chains), see ``gaussian_process_tree._Moments``.
+    """Return an array (n + q + 1, n, chains) that ends with A (q, n, chains) and w (1, n, chains), see ``_Moments``.
 
     ``k`` (n, n) are the covariances of the samples with ``labels`` (n,), ``cross`` (q, n) those of samples asked for.
     """
@@ -173,13 +174,12 @@ def solve_moments(k: Array, cross: Array, labels: Array, omega: Array) -> Array:
         for i in range(len(cross)):
             for c in range(chains):
                 right[i, p, c] = root[p, c] * cross[i, p]
-    b = factor(k, root, right)
+    b: Array = factor(k, root, right)
     back_substitute(b)
     solved, flat_root = as_row(b[n:]), as_row(root)
     for i in range(len(right)):
         products(_ONE, flat_root, 0, solved, i * n * chains, solved, i * n * chains, n * chains)
-    moments: Array = b[n:]
-    return moments
+    return b
 
 
 @compiled
@@ -212,14 +212,8 @@ def differentiate_sigmoid(mean: Array, reduction: Array, scale: float, sign: int
 
 
 @compiled
-def differentiate_node(
-    kernel: Array,
-    known: tuple[Array, Array],
-    asked: tuple[Array, Array],
-    draws: tuple[Array, int, int, int],
-    scale: float,
-    jitter: float,
-    by_kernel: Array,
+def node_loss(
+    kernel: Array, known: Any, asked: Any, draws: Any, scale: float, jitter: float, by_kernel: Array
 ) -> float:
     """Return the sum of -log p over the samples that a node asks for; add its gradient to ``by_kernel`` (n, n).
 
@@ -234,7 +228,7 @@ def differentiate_node(
             k[p, r] = kernel[rows[p], rows[r]] + (jitter if p == r else np.float32(0))
         for i in range(q):
             cross[i, p] = kernel[rows[p], columns[i]]
-    solved = solve_moments(k, cross, labels, gibbs(k, labels, key, first, chains, sweeps))
+    solved = solve_moments(k, cross, labels, gibbs(k, labels, key, first, chains, sweeps))[n:]
     left, right, loss, last = np.zeros((n, width), np.float32), np.empty((n, width), np.float32), 0.0, q * chains
     for i in range(q):
         mean, reduction = np.zeros(chains, np.float32), np.zeros(chains, np.float32)
@@ -267,7 +261,7 @@ def differentiate_nodes(prior: Prior, kernel: Tensor, nodes: Sequence[Node]) -> 
         known, asked, client = (node.known, node.sign), (node.asked, node.asked_sign), node.client
         draws = node.draws.key, node.draws.used, prior.chains, prior.sweeps
         into = by_kernel.numpy()[client]
-        losses[place] = differentiate_node(covariances[client], known, asked, draws, scale, jitter, into)
+        losses[place] = node_loss(covariances[client], known, asked, draws, scale, jitter, into)
     return torch.from_numpy(losses), by_kernel
 
 
