@@ -1,7 +1,6 @@
 """Weighted means and inner products of models. Those of a table take bounded memory and read each byte once.
 
-Models are a few rows of many columns. For such matrices the products of ``accelerated/products.py``, where this CPU has
-them, are two to three times as fast as PyTorch's.
+Models are a few rows of many columns, for which the products of ``accelerated/products.py`` may be three times as fast.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import scipy  # which imports scipy.special when it is first used: that takes a quarter of a second
 from numpy.typing import NDArray
+from scipy.special import fdtri, stdtr, stdtridf, stdtrit
 
 Array = NDArray[Any]
 
@@ -59,7 +59,7 @@ def share_variance(means: Mapping[str, Sequence[float]]) -> SeedVariance | None:
     # The mean over methods, from which a method deviates, has a share of its own deviation.
     variances = np.maximum(0.0, (squares - of_all / methods**2) / (1 - 2 / methods))
     others = [float(_interactions(np.delete(table, row, axis=0)).sum()) / (methods - 2) for row in range(methods)]
-    limit = float(scipy.special.fdtri(seeds - 1, (methods - 2) * (seeds - 1), _OUTLIER))
+    limit = float(fdtri(seeds - 1, (methods - 2) * (seeds - 1), _OUTLIER))
     is_outlier = variances > limit * np.asarray(others)
     shared = float(variances[~is_outlier].mean()) if not is_outlier.all() else 0.0
     return SeedVariance(shared, frozenset(label for label, out in zip(means, is_outlier, strict=True) if out))
@@ -86,8 +86,8 @@ class Estimate:
     @classmethod
     def by_student(cls, mean: float, error: float, freedom: float) -> Estimate:
         """Return the estimate whose interval and p-value are Student's t."""
-        reach = error * float(scipy.special.stdtrit(freedom, (1 + LEVEL) / 2))
-        p = 2 * float(scipy.special.stdtr(freedom, -abs(mean) / error)) if error > 0 else float(mean == 0)
+        reach = error * float(stdtrit(freedom, (1 + LEVEL) / 2))
+        p = 2 * float(stdtr(freedom, -abs(mean) / error)) if error > 0 else float(mean == 0)
         return cls(mean, error, freedom, (mean - reach, mean + reach), p)
 
     @classmethod
@@ -99,13 +99,13 @@ class Estimate:
         quantile = (1 + LEVEL) / 2
         variances, freedoms = zip(*parts, strict=True)
         error = math.sqrt(sum(variances))
-        reach = math.hypot(*(math.sqrt(v) * float(scipy.special.stdtrit(f, quantile)) for v, f in parts))
-        freedom = float(scipy.special.stdtridf(quantile, reach / error)) if error > 0 else freedoms[0]
+        reach = math.hypot(*(math.sqrt(v) * float(stdtrit(f, quantile)) for v, f in parts))
+        freedom = float(stdtridf(quantile, reach / error)) if error > 0 else freedoms[0]
         return cls.by_student(mean, error, freedom)
 
     def interval_at(self, level: float) -> tuple[float, float]:
         """Return the interval with another coverage than ``LEVEL``."""
-        reach = self.error * float(scipy.special.stdtrit(self.freedom, (1 + level) / 2))
+        reach = self.error * float(stdtrit(self.freedom, (1 + level) / 2))
         return self.mean - reach, self.mean + reach
 
 
