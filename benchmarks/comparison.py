@@ -73,7 +73,8 @@ def main() -> None:
 
 def names(checkout: Path) -> list[str]:
     """Return the names of the methods that a checkout knows."""
-    code = "from pflcli import registry; print(*registry.names('methods'))"
+    module = "pflcli.core" if (checkout / "pflcli" / "core").is_dir() else "pflcli"
+    code = f"from {module} import registry; print(*registry.names('methods'))"
     words = subprocess.run([sys.executable, "-c", code], env=environment(checkout), capture_output=True, check=True)
     return words.stdout.decode().split()
 

@@ -1,12 +1,13 @@
 """Processor seconds of a round of every method over those of FedAvg, beside the same ratio of arithmetic.
 
-    python benchmarks/methods.py [--model mlp] [--dataset writers] [--rounds 5] [--only apfl,ditto]
+    python benchmarks/methods.py [--model mlp] [--dataset writers] [--rounds 7] [--only apfl,ditto]
 
 The engine counts the samples that pass through models: a pass forward and backward counts three, a pass forward one.
 The quotient of the two ratios says how much a method spends beside its passes: 1 is as much as FedAvg does. Each
 method plays three rounds, which load compiled loops (FedHAM's first two are FedAvg's), and then those that are
-measured, on one thread. The last of either evaluates. FedAvg plays before each of them, so that both ran when the
-machine was equally busy. Peers and methods with searches of their own do work that is no pass.
+measured, on one thread. Each of its rounds is played next to one of FedAvg, with the same clients, so that both run
+when the machine is equally busy; ratios are medians over rounds. The last round of either evaluates. Peers and methods
+with searches of their own do work that is no pass.
 ``with models`` is the ratio of arithmetic that also counts the multiplications by which methods mix whole models, take
 their inner products, or factor and solve systems of equations, as a pass forward of as many.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import statistics
 import tempfile
 import time
 from dataclasses import replace
@@ -48,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="mlp")
     parser.add_argument("--dataset", default="writers")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds that are measured")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds that are measured")
     parser.add_argument("--participation", type=float, default=0.5)
     parser.add_argument("--only", default="", help="names of methods, separated by commas")
     args = parser.parse_args()
@@ -62,20 +64,21 @@ def main() -> None:
         pflcli.partition(args.dataset, Path(scratch, "p"), seed=0)
         data = partitions.read(open_artifact(Path(scratch, "p"), "partition"))
         print(f"{args.dataset}, {args.model}, {args.rounds} rounds, one thread; relative to FedAvg in turn")
-        print(f"{'method':14} {'ms a round':>10} {'seconds':>8} {'arithmetic':>10} {'quotient':>8} {'with models':>11}")
+        print(f"{'method':16} {'ms a round':>10} {'seconds':>8} {'arithmetic':>10} {'quotient':>8} {'with models':>11}")
         for name in registry.names("methods"):
             method = methods.load(name)
             if not method.has_rounds or method.NEEDS or (only and name not in only):
                 continue
             try:
-                base, own = measured("fedavg", data, settings), measured(name, data, settings)
+                base, own = measure_in_turn("fedavg", name, data, settings)
             except PflError as error:
-                print(f"{name:14} {error}")
+                print(f"{name:16} {error}")
                 continue
-            seconds, arithmetic, with_models = (value / of_fedavg for value, of_fedavg in zip(own, base, strict=True))
-            quotient = seconds / arithmetic
+            seconds = statistics.median(own.seconds[i] / base.seconds[i] for i in range(args.rounds))
+            arithmetic, with_models = own.passes / base.passes, own.products / base.products
+            milliseconds, quotient = 1e3 * statistics.median(own.seconds), seconds / arithmetic
             print(
-                f"{name:14} {1e3 * own[0]:10.1f} {seconds:8.2f} {arithmetic:10.2f} {quotient:8.2f} {with_models:11.2f}",
+                f"{name:16} {milliseconds:10.1f} {seconds:8.2f} {arithmetic:10.2f} {quotient:8.2f} {with_models:11.2f}",
                 flush=True,
             )
 
@@ -146,24 +149,46 @@ def of_a_pass(run: Any) -> float:
     return counter.get_total_flops() / 2
 
 
-def measured(name: str, data: Any, settings: Settings) -> tuple[float, float, float]:
-    """Return the processor seconds and the passes of a measured round; and passes that count all products."""
-    method = methods.load(name)
-    spec = RunSpec(name=name, method=method, cfg=config.build(method.Config, {}, name), settings=settings, seed=0)
-    run = spec.build(data, Execution(threads=1))
+class Measured:
+    """A run of a method whose rounds are played and measured one by one."""
+
+    def __init__(self, name: str, data: Any, settings: Settings) -> None:
+        self.name, self.method = name, methods.load(name)
+        cfg = config.build(self.method.Config, {}, name)
+        spec = RunSpec(name=name, method=self.method, cfg=cfg, settings=settings, seed=0)
+        self.run = spec.build(data, Execution(threads=1))
+        self.state = loop.set_up(self.run, name, self.method).state
+        self.seconds: list[float] = []
+        """processor seconds of each measured round"""
+        self.passes = self.products = 0.0
+        """passes of these rounds; and passes that count all products"""
+
+    def play(self, t: int) -> None:
+        """Play round ``t``, and measure it after the warm-up."""
+        if t == WARM_UP:
+            self.run.settings = replace(self.run.settings, eval_every=10**6)  # after the last round alone
+        passes, multiplied, began = counted(self.run), MULTIPLICATIONS.count, time.process_time()
+        self.state, _ = loop.play_round(self.run, self.name, self.method, self.state, t)
+        if t >= WARM_UP:
+            self.seconds.append(time.process_time() - began)
+            passes, products = counted(self.run) - passes, MULTIPLICATIONS.count - multiplied
+            self.passes += passes
+            self.products += passes + products / of_a_pass(self.run)
+
+
+def measure_in_turn(first: str, second: str, data: Any, settings: Settings) -> tuple[Measured, Measured]:
+    """Play the rounds of two methods in turn and return both runs."""
+    runs: list[Measured] = []
     try:
-        state = loop.set_up(run, name, method).state
-        for t in range(WARM_UP):
-            state, _ = loop.play_round(run, name, method, state, t)
-        run.settings = replace(settings, eval_every=10**6)  # after the last round alone
-        passes, multiplied, began = counted(run), MULTIPLICATIONS.count, time.process_time()
-        for t in range(WARM_UP, settings.rounds):
-            state, _ = loop.play_round(run, name, method, state, t)
-        spent, count = time.process_time() - began, settings.rounds - WARM_UP
-        passes, products = counted(run) - passes, MULTIPLICATIONS.count - multiplied
-        return spent / count, passes / count, (passes + products / of_a_pass(run)) / count
+        for name in (first, second):
+            runs.append(Measured(name, data, settings))
+        for t in range(settings.rounds):
+            for each in runs if t % 2 else reversed(runs):
+                each.play(t)
     finally:
-        run.engine.close()
+        for each in runs:
+            each.run.engine.close()
+    return runs[0], runs[1]
 
 
 def counted(run: Any) -> float:

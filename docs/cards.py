@@ -121,7 +121,7 @@ def _describe_cost(name: str) -> str:
     heading, *rows = fill.read(fill.RESULTS / "performance-methods.csv")
     for row in (dict(zip(heading, cells, strict=True)) for cells in rows if cells[0] == name):
         passes, seconds = (
-            ", ".join(f"{row[f'{model}: {column}']} (`{model}`)" for model in ("mlp", "cnn"))
+            ", ".join(f"{cell} (`{model}`)" for model in ("mlp", "cnn") if (cell := row[f"{model}: {column}"]))
             for column in ("arithmetic", "seconds")
         )
         table = f"[measured]({_RESULTS}/performance-methods.csv)"

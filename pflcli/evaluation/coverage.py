@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,9 @@ from pflcli.core.metrics.metric import ALIKE, BY_SAMPLES, DECILE, Metric
 from pflcli.core.wording import counted
 from pflcli.evaluation.metrics import conformal
 from pflcli.evaluation.metrics.conformal import ClientSets, Rule
-from pflcli.evaluation.summary import Scored
+
+if TYPE_CHECKING:  # it imports scipy.special, which takes a quarter of a second
+    from pflcli.evaluation.summary import Scored
 
 TABLE = "sets.csv"
 CLIENTS = "sets_clients.csv"

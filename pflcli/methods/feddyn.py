@@ -54,27 +54,26 @@ class Config:
 
 
 def setup(run: Run) -> State:
-    """Return the common initial model, and memories of zero for the server and every client."""
+    """Return the common initial model, and memories of zero for the server and every client, which are stored as -g."""
     start = run.initial_model()
     zero = {name: torch.zeros_like(start[name]) for name in run.engine.parameters}
-    return {"global": start, "h": zero, "memories": run.table(zero)}
+    return {"global": start, "h": zero, "drifts": run.table(zero)}
 
 
 def train_round(run: Run, state: State, t: int) -> State:
     """Train a cohort with the dynamic regularizer, correct the mean of what comes back."""
-    cohort, memories, alpha = run.cohort(t), state["memories"], run.cfg.alpha
+    cohort, drifts, alpha = run.cohort(t), state["drifts"], run.cfg.alpha
     start = run.download(state["global"], cohort)
     mean = run.averaging(start)
     for ids in run.client_chunks(cohort):
-        own = memories[ids]
-        drift = {name: -value for name, value in own.items()}
-        (part,) = run.local_sgd(ids, start, t=t, own=drift, adds_own=True, prox=(start, alpha))
-        memories[ids] = {name: value.sub_(part.params[name] - start[name], alpha=alpha) for name, value in own.items()}
+        own = drifts[ids]
+        (part,) = run.local_sgd(ids, start, t=t, own=own, adds_own=True, prox=(start, alpha))
+        drifts[ids] = {name: value.add_(part.params[name] - start[name], alpha=alpha) for name, value in own.items()}
         mean.add(part.params, part.weights, part.clients)
     value, share = mean.value(), run.share_of_samples(cohort)
     h = {name: old - alpha * share * (value[name] - start[name]) for name, old in state["h"].items()}
     model = {**value, **{name: value[name] - old / alpha for name, old in h.items()}}
-    return {"global": model, "h": h, "memories": memories}
+    return {"global": model, "h": h, "drifts": drifts}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

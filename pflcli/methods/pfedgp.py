@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from pflcli.method import Params, Predictor, Run, Stacked, StackedBatch, StackedNetwork, parameters
-from pflcli.methods.parts.gaussian_process_tree import Prior, build_tree, losses_and_gradients, predict_classes
+from pflcli.methods.parts.gaussian_process_tree import Prior, build_trees, losses_and_gradients, predict_classes
 
 KIND = "server"
 NEEDS = ()
@@ -80,10 +80,12 @@ def train_round(run: Run, state: State, t: int) -> State:
     trainable = np.asarray([client for client, y in labels.items() if 1 < len(np.unique(y)) < len(y)], dtype=np.int64)
     models, mean = parameters.repeat({**run.init, **body}, len(trainable)), run.averaging(body)
     outputs = run.engine.outputs_each(trainable, models, "train", features=True) if len(trainable) else []
-    trees = [
-        build_tree(_normalize(z).cpu().numpy(), labels[client], run.federation.classes, run.rng("tree", t, client))
-        for client, (_, z) in zip(trainable.tolist(), outputs, strict=True)
-    ]
+    trees = build_trees(
+        [_normalize(z).cpu().numpy() for _, z in outputs],
+        [labels[client] for client in trainable.tolist()],
+        run.federation.classes,
+        [run.rng("tree", t, client) for client in trainable.tolist()],
+    )
     trained = run.local_sgd(
         trainable,
         models,
@@ -92,7 +94,7 @@ def train_round(run: Run, state: State, t: int) -> State:
         batch_size=run.cfg.batch_size,
         gradient=partial(gradients, run.cfg.prior(run.cfg.chains)),
         trainable="body.",
-        own={"tree": torch.from_numpy(np.asarray(trees)).to(run.federation.y.device)},
+        own={"tree": torch.from_numpy(trees).to(run.federation.y.device)},
     )
     for part in trained if len(trainable) else ():
         mean.add({name: part.params[name] for name in body}, np.ones(len(part.clients)), part.clients)

@@ -557,7 +557,7 @@ def test_adam_with_learning_rates_per_client_equals_each_client_alone(mode):
 def test_stack_size_grows_with_shared_bytes():
     data = worlds.federation()
     engine = Engine(make_network("chain", data), data, seed=0)
-    assert engine.stack_size(1 << 20, 100) == 4
+    assert engine.stack_size(1 << 20, 100) == 8
     assert engine.stack_size(1 << 20, 100, shared=39 << 20) == 39
     assert engine.stack_size(1 << 20, 10, shared=39 << 20) == 10
 

@@ -198,16 +198,23 @@ def test_build_tree_separates_all_classes(classes):
         assert (p > 0).all()
 
 
+def split(x, draws):
+    """The parts of the rows ``x``, padded because a node of more rows is split with them."""
+    many = np.linspace(0, 1, len(x) + 3)[:, None]
+    apart = [np.square(rows[:, None] - rows).sum(axis=2) for rows in (x, many)]
+    return gp.split_in_two(apart, np.stack([draws, draws]))[0, : len(x)]
+
+
 def test_two_means_finds_the_tightest_split():
     x = np.concatenate([make_rng().normal(size=(5, 3)), 4 + make_rng(1).normal(size=(3, 3))])
-    part = compiled.split(x, np.arange(8), make_rng().random((10, 2)))
+    part = split(x, make_rng().random((10, 2)))
     np.testing.assert_array_equal(part != part[0], [False] * 5 + [True] * 3)
 
 
 def test_two_means_iterates_until_no_row_moves():
     # From 0 and 9, the first step assigns 5 to the part of 9; the second returns it to the part of 0.
     x = np.asarray([0, 4, 4, 4, 4, 5, 9], dtype=np.float32)[:, None]
-    part = compiled.split(x, np.arange(7), np.asarray([[0.0, 0.9]]))
+    part = split(x, np.asarray([[0.0, 0.9]]))
     np.testing.assert_array_equal(part != part[0], [False] * 6 + [True])
 
 
@@ -508,16 +515,25 @@ def test_pfedgp_refuses_a_model_without_a_body():
         worlds.play("pfedgp", run)
 
 
+def test_a_tree_is_the_same_whatever_trees_are_built_with_it(monkeypatch):
+    """Clients of 1, 2, 9 and 60 classes, all rows of one alike; in one part and one by one."""
+    counts = (9, 60, 1, 2, 9)
+    z = [(make_rng(n).normal(size=(2 * n, 4)) * (i < 4)).astype(np.float32) for i, n in enumerate(counts)]
+    y = [np.arange(2 * n) % n for n in counts]
+
+    def build():
+        return gp.build_trees(z, y, 60, [make_rng(n) for n in counts])
+
+    together = build()
+    assert [(tree != 0).any(axis=1).sum() for tree in together] == [8, 59, 0, 1, 8]
+    for own, rows, labels, n in zip(together, z, y, counts, strict=True):
+        np.testing.assert_array_equal(gp.build_tree(rows, labels, 60, make_rng(n)), own)
+    monkeypatch.setattr(gp, "_MAX_NUMBERS", 1)
+    np.testing.assert_array_equal(build(), together)
+
+
 @pytest.mark.compiled
-def test_trees_and_losses_agree_with_and_without_compiled_loops(monkeypatch):
-    x, starts = make_rng(5).normal(size=(9, 4)), make_rng(6).random((8, 10, 2))
-    for rows in (x, 0 * x, x[[0] * 5 + [1] * 4]):  # rows that are alike are cut in the middle
-        np.testing.assert_array_equal(gp.split_classes.__wrapped__(rows, starts), compiled.split_classes(rows, starts))
-    many, starts = (
-        make_rng(9).random((60, 1)),
-        make_rng(10).random((59, 1, 2)),
-    )  # it takes several steps from a single start
-    np.testing.assert_array_equal(gp.split_classes.__wrapped__(many, starts), compiled.split_classes(many, starts))
+def test_losses_agree_with_and_without_compiled_loops(monkeypatch):
     z = torch.from_numpy(make_rng(7).normal(size=(2, 14, 3))).float()
     y = torch.from_numpy(make_rng(8).integers(0, 2, size=(2, 14)))
     trees, sizes = torch.tensor([[1, -1]]).expand(2, 1, 2), [14, 9]

@@ -45,9 +45,8 @@ size. They do not depend on free memory, because the last bits of sums depend on
 _MIN_TASKS_PER_THREAD, _MAX_BATCHES_PER_TASK = 4, 64
 """Bounds of the tasks of one inference."""
 
-_STACK_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
-"""Most bytes of parameters in one stack, by device. On a CPU they fit into the cache; on a GPU the activations, which
-are many times as large, fit into memory."""
+_STACK_BYTES = {"cpu": 8 << 20, "cuda": 256 << 20}
+"""Most bytes of parameters in one stack, by device: they fit into a CPU's last cache, their activations into a GPU."""
 
 _MIN_STACKS = 4
 """Least number of stacks of a chunk on a CPU, so that each of several workers gets some."""

@@ -183,7 +183,7 @@ def finite(stacked: Stacked) -> NDArray[np.bool_]:
     return np.asarray(torch.stack(rows).all(dim=0).cpu())
 
 
-_BLOCK = 2 << 20
+_BLOCK = 1 << 20
 """Bytes in float64 that a CPU sums at a time, to fit into its cache."""
 
 _ROWS = 32
@@ -242,11 +242,11 @@ def _pairwise(stacked: Tensor, w: Tensor) -> Tensor:
     Pairs of adjacent rows are added first, then pairs of these sums, and so on: each aligned group of 2^k rows has its
     own subtotal.
     """
-    flat, count = stacked.reshape(len(stacked), -1), len(stacked)
-    step = max(1, _BLOCK // (8 * count)) if flat.device.type == "cpu" else max(flat.shape[1], 1)
-    total = flat.new_empty(flat.shape[1], dtype=torch.float64)
-    for first in range(0, flat.shape[1], step):
-        terms = flat[:, first : first + step].double().mul_(w[:, None])
+    flat, (count, size) = stacked.reshape(len(stacked), -1), (len(stacked), stacked[0].numel())
+    step = min(size, max(1, _BLOCK // (8 * count))) if flat.device.type == "cpu" else size
+    total, block = (flat.new_empty(shape, dtype=torch.float64) for shape in (size, (count, step)))
+    for first in range(0, size, max(step, 1)):
+        terms = block[:, : size - first].copy_(flat[:, first : first + step]).mul_(w[:, None])
         stride = 1
         while stride < count:
             right = terms[stride :: 2 * stride]

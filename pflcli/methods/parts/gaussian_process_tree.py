@@ -57,73 +57,81 @@ _MAX_NUMBERS = 1 << 19
 def build_tree(
     z: NDArray[np.float32], y: NDArray[np.int64], classes: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Return the tree (max(C - 1, 0), C) over the classes of samples ``z`` (n, d), ``y`` (n,); unused rows are zero.
+    """Return the tree (max(C - 1, 0), C) over the classes of a client's samples ``z`` (n, d), ``y`` (n,)."""
+    return np.asarray(build_trees([z], [y], classes, [rng])[0])
 
-    The root is row 0, and a node comes before the nodes below it. Branch +1 contains the smallest class of the node.
+
+def build_trees(
+    z: Sequence[NDArray[np.float32]], y: Sequence[NDArray[np.int64]], classes: int, rngs: Sequence[np.random.Generator]
+) -> NDArray[np.int64]:
+    """Return trees (m, max(C - 1, 0), C) over the classes of the samples ``z`` (n, d), ``y`` (n,) of each client.
+
+    The root is row 0, and a node comes before the nodes below it; unused rows are zero. Branch +1 contains the smallest
+    class of the node. Nodes of all clients are split together, those with most classes first.
     """
-    tree = np.zeros((max(classes - 1, 0), classes), dtype=np.int64)
-    present, place = np.unique(y, return_inverse=True)
-    if len(present) > 1:
-        means = (place == np.arange(len(present))[:, None]).astype(np.float64) @ z.astype(np.float64)
-        means /= np.bincount(place)[:, None]
-        draws = rng.random((len(present) - 1, _K_MEANS_RESTARTS, 2))
-        nodes = split_classes(means, draws)
-        tree[: len(nodes), present] = nodes
-    return tree
-
-
-@backend.accelerated("pfedgp")
-def split_classes(x: NDArray[np.float64], draws: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the tree (n - 1, n) over the classes' mean embeddings ``x`` (n, d), n >= 2.
-
-    ``draws`` (n - 1, restarts, 2) are the random numbers of ``split_in_two`` for each node.
-    """
-    tree = np.zeros((len(x) - 1, len(x)), np.int64)
-    waiting, row = [np.arange(len(x))], 0
+    trees = np.zeros((len(y), max(classes - 1, 0), classes), np.int64)
+    squared, draws = list[NDArray[np.float64]](), list[NDArray[np.float64]]()
+    waiting = list[tuple[int, int, NDArray[np.int64], NDArray[np.int64]]]()  # client, row, places in classes, classes
+    for client, (points, labels, rng) in enumerate(zip(z, y, rngs, strict=True)):
+        present, place = np.unique(labels, return_inverse=True)
+        means = (place == np.arange(len(present))[:, None]).astype(np.float64) @ points.astype(np.float64)
+        means /= np.bincount(place, minlength=len(present))[:, None]
+        squared.append(np.square(means[:, None] - means).sum(axis=2))
+        draws.append(rng.random((max(len(present) - 1, 0), _K_MEANS_RESTARTS, 2)))
+        waiting += [(client, 0, np.arange(len(present)), present)] if len(present) > 1 else []
     while waiting:
-        members = waiting.pop()
-        if len(members) > 1:
-            part = split_in_two(x[members], draws[row])
-            first = part == part[0]
-            tree[row, members] = np.where(first, 1, -1)
-            waiting += [members[~first], members[first]]
-            row += 1
-    return tree
+        waiting.sort(key=lambda node: len(node[2]))
+        count = max(1, _MAX_NUMBERS // len(waiting[-1][2]) ** 2)
+        waiting, together = waiting[:-count], waiting[-count:]
+        apart = [squared[client][np.ix_(members, members)] for client, _, members, _ in together]
+        parts = split_in_two(apart, np.stack([draws[client][row] for client, row, *_ in together]))
+        for (client, row, members, present), part in zip(together, parts, strict=True):
+            first = part[: len(members)] == part[0]
+            trees[client, row, present[members]] = np.where(first, 1, -1)
+            # The nodes of the first branch come next, one fewer than its classes.
+            branches = (row + 1, members[first]), (row + int(first.sum()), members[~first])
+            waiting += [(client, below, own, present) for below, own in branches if len(own) > 1]
+    return trees
 
 
-def split_in_two(x: NDArray[np.float64], draws: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return to which of two non-empty parts, 0 or 1, k-means assigns each of the rows ``x`` (n, d), n >= 2.
+def split_in_two(apart: Sequence[NDArray[np.float64]], draws: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return to which of two non-empty parts (b, width) k-means assigns the rows of each of b nodes, padded.
 
-    ``draws`` (restarts, 2), uniform in [0, 1), determine the two initial centres of each run. Equal rows are cut in the
-    middle.
+    ``apart`` are the squared distances (n, n) between the rows of a node, n >= 2. ``draws`` (b, restarts, 2), uniform
+    in [0, 1), determine the two initial centres of each run. Equal rows are cut in the middle.
     """
-    n = len(x)
-    squared = np.square(x[:, None] - x).sum(axis=2)
-    best, least = (2 * np.arange(n) >= n).astype(np.int64), np.inf
-    for first_draw, second_draw in draws[: 1 if n == 2 else None]:
-        first = int(first_draw * n)
-        mass = squared[first].sum()
-        if mass == 0:
+    sizes = np.asarray([len(own) for own in apart])[:, None]
+    at, node = np.arange(sizes.max()), np.arange(len(apart))[:, None]
+    squared, exists = np.zeros((len(apart), len(at), len(at))), (at < sizes)[:, None]
+    for into, own in zip(squared, apart, strict=True):
+        into[: len(own), : len(own)] = own
+    from_first = squared[node, (draws[..., 0] * sizes).astype(np.int64)]  # (b, restarts, width)
+    mass = from_first.sum(axis=2)
+    before = np.cumsum(from_first, axis=2) - from_first
+    is_possible = (from_first > 0) & (before <= (draws[..., 1] * mass)[..., None])
+    part = squared[node, len(at) - 1 - is_possible[..., ::-1].argmax(axis=2)] < from_first
+    runs = (mass > 0) & ((sizes > 2) | (np.arange(draws.shape[1]) == 0))
+    for _ in range(_MAX_K_MEANS_STEPS):
+        distance = _squared_distances(squared, np.stack([exists & ~part, part], axis=2))
+        moved = (distance[:, :, 1] < distance[:, :, 0]) & exists
+        count = moved.sum(axis=2)
+        moves = runs & (moved != part).any(axis=2) & (count > 0) & (count < sizes)
+        if not moves.any():
             break
-        before = np.cumsum(squared[first]) - squared[first]
-        second = np.flatnonzero((squared[first] > 0) & (before <= second_draw * mass))[-1]
-        part = (squared[second] < squared[first]).astype(np.int64)
-        for _ in range(_MAX_K_MEANS_STEPS):
-            distance = _squared_distances(squared, part)
-            moved = (distance[1] < distance[0]).astype(np.int64)
-            if (moved == part).all() or not 0 < moved.sum() < n:
-                break
-            part = moved
-        inertia = distance[part, np.arange(n)].sum()
-        if inertia < least:
-            best, least = part, inertia
-    return best
+        part = np.where(moves[..., None], moved, part)
+    inertia = (np.where(part, distance[:, :, 1], distance[:, :, 0]) * exists).sum(axis=2)
+    best = np.where(runs, inertia, np.inf).argmin(axis=1)
+    return np.asarray(np.where(runs.any(axis=1)[:, None], part[node[:, 0], best], 2 * at >= sizes))
 
 
-def _squared_distances(squared: NDArray[np.float64], part: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the squared distances (2, n) of rows to the means of both parts, given those between rows (n, n)."""
-    sides = [part == side for side in (0, 1)]
-    return np.stack([squared[:, s].mean(axis=1) - squared[np.ix_(s, s)].mean() / 2 for s in sides])
+def _squared_distances(squared: NDArray[np.float64], sides: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the squared distances (b, restarts, 2, n) of rows to the means of both ``sides`` (b, restarts, 2, n).
+
+    ``squared`` (b, n, n) are those between rows.
+    """
+    size = np.maximum(sides.sum(axis=3, keepdims=True), 1)
+    sums = (sides.reshape(len(sides), -1, sides.shape[3]) @ squared).reshape(sides.shape)
+    return np.asarray(sums / size - (sums * sides).sum(axis=3, keepdims=True) / (2 * size**2))
 
 
 def class_probabilities(tree: Tensor, positive: Tensor, count: Tensor) -> Tensor:
@@ -166,8 +174,11 @@ def losses_and_gradients(
     for client, (size, rng) in enumerate(zip(sizes, rngs, strict=True)):
         labels, tree, used = y[client, :size].cpu().numpy(), trees[client].cpu().numpy(), 0
         key, first_half = draw_key(rng), mark_first_halves(labels)
-        for sign in tree[tree.any(axis=1)][:, labels]:  # +1, -1, or 0 for samples that are not below the node
-            known, asked = np.flatnonzero(first_half & (sign != 0)), np.flatnonzero(~first_half & (sign != 0))
+        signs = tree[tree.any(axis=1)][:, labels]  # +1, -1, or 0 for samples that are not below the node
+        halves = [np.nonzero((signs != 0) & half) for half in (first_half, ~first_half)]
+        cuts = [np.searchsorted(number, np.arange(len(signs) + 1)).tolist() for number, _ in halves]
+        for number, sign in enumerate(signs):
+            known, asked = (rows[cut[number] : cut[number + 1]] for (_, rows), cut in zip(halves, cuts, strict=True))
             if len(asked):
                 nodes.append(Node(known, asked, sign[known], sign[asked], Draws(key, used), client))
                 owner.append(client)
@@ -179,12 +190,12 @@ def losses_and_gradients(
     with torch.enable_grad():
         own = z.detach().float().requires_grad_()
         unit = functional.normalize(own, dim=2)
-        found = log_probabilities(prior, prior.kernel(unit, unit), nodes)
-        sums = torch.stack([-values.sum() for values in found])
-        losses = losses.index_add(0, torch.tensor(owner, device=z.device), sums)
-        losses = losses / torch.from_numpy(count).to(losses)
-        (by_z,) = torch.autograd.grad(losses.sum(), own)
-    return losses.detach().to(z), by_z.to(z)
+        kernel = prior.kernel(unit, unit)
+    sums, by_kernel = differentiate_nodes(prior, kernel.detach(), nodes)
+    losses.index_add_(0, torch.tensor(owner, device=z.device), sums)
+    share = 1 / torch.from_numpy(count).to(losses)
+    (by_z,) = torch.autograd.grad(kernel, own, by_kernel.mul_(share[:, None, None]))
+    return (losses * share).to(z), by_z.to(z)
 
 
 def predict_classes(
@@ -290,6 +301,23 @@ def log_probabilities(prior: Prior, kernel: Tensor, nodes: Sequence[Node]) -> li
             for place, values in zip(part, posterior.log_probability(), strict=True):
                 found[place] = values[: len(nodes[place].asked)]
     return [found[place] for place in range(len(nodes))]
+
+
+def _is_small(prior: Prior, kernel: Tensor, nodes: Sequence[Node]) -> bool:
+    return kernel.is_cpu and max(len(node.known) + len(node.asked) for node in nodes) <= MAX_COMPILED_SAMPLES
+
+
+@backend.accelerated("pfedgp", when=_is_small)
+def differentiate_nodes(prior: Prior, kernel: Tensor, nodes: Sequence[Node]) -> tuple[Tensor, Tensor]:
+    """Return the sum of -log p over what each node asks for (b,), and the gradient of all by the ``kernel``.
+
+    See ``log_probabilities``.
+    """
+    with torch.enable_grad():
+        own = kernel.requires_grad_()
+        sums = torch.stack([-values.sum() for values in log_probabilities(prior, own, nodes)])
+        (by_kernel,) = torch.autograd.grad(sums.sum(), own)
+    return sums.detach(), by_kernel
 
 
 class Posterior:

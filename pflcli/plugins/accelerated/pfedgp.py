@@ -1,4 +1,4 @@
-"""pFedGP in compiled loops: Gibbs sampling, and the trees of classes by k-means.
+"""pFedGP in compiled loops: Gibbs sampling, and the losses of nodes with their gradients.
 
 ``methods/parts/gaussian_process_tree.py`` is the reference. For a small number of samples a call of LAPACK takes longer
 than its arithmetic. Here chains are lanes of vectors, and the last axis of every array.
@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pflcli.methods.parts.gaussian_process_tree import TAIL, TERMS, Draws, Prior
+from pflcli.methods.parts.gaussian_process_tree import TAIL, TERMS, Draws, Node, Prior, gauss_hermite
 from pflcli.plugins.accelerated.compiler import Array, compiled
 from pflcli.plugins.accelerated.elementary import exponential, fill_bits, fill_exponential, fill_normal
 from pflcli.plugins.accelerated.instructions import as_row, minus_products, products, solve
-from pflcli.plugins.accelerated.products import product
-
-_MAX_KMEANS_STEPS = 100
-"""Largest number of steps of k-means, see ``gaussian_process_tree.py``."""
+from pflcli.plugins.accelerated.products import product, product_by_rows
 
 _HALF, _ONE = np.float32(0.5), np.float32(1)
+_POINTS, _WEIGHTS = gauss_hermite()
+_LEAST_VARIANCE, _TINY = np.float32(1e-6), np.finfo(np.float32).tiny
 
 
 @compiled
@@ -54,21 +54,21 @@ def back_substitute(b: Array) -> None:
 
 @compiled
 def factor(k: Array, root: Array, targets: Array) -> Array:
-    """Return the factors (n + 1, n, chains) of I + W^1/2 K W^1/2 for ``root`` (n, chains), see ``cholesky``.
+    """Return the factors (n + m, n, chains) of I + W^1/2 K W^1/2 for ``root`` (n, chains), see ``cholesky``.
 
-    K is ``k`` (n, n). The row below the square is that of ``targets`` (n, chains).
+    K is ``k`` (n, n). The rows below the square are those of ``targets`` (m, n, chains).
     """
     n, chains = root.shape
-    b, row = np.empty((n + 1, n, chains), np.float32), n * chains
+    b, row = np.empty((n + len(targets), n, chains), np.float32), n * chains
     flat, roots = as_row(b), as_row(root)
     for i in range(n):
         for j in range(i + 1):
             products(k[i, j], roots, i * chains, roots, j * chains, flat, i * row + j * chains, chains)
         for c in range(chains):
             b[i, i, c] += _ONE
-    last, own = as_row(b[n]), as_row(targets)
-    for e in range(row):
-        last[e] = own[e]
+    below, own = as_row(b[n:]), as_row(targets)
+    for e in range(len(own)):
+        below[e] = own[e]
     cholesky(b)
     return b
 
@@ -119,7 +119,7 @@ def gibbs(k: Array, labels: Array, key: Array, first: int, chains: int, sweeps: 
     n = len(k)
     size, lower, covariances = (n, chains, n), as_row(_prior_factor(k)), as_row(k)
     omega, root = np.empty((n, chains), np.float32), np.empty((n, chains), np.float32)
-    f, right = np.empty((n, chains), np.float32), np.empty((n, chains), np.float32)
+    f, right = np.empty((n, chains), np.float32), np.empty((1, n, chains), np.float32)
     normals, exponentials = np.empty((2, n * chains), np.float32), np.empty((TERMS + 1, n * chains), np.float32)
     flat, flat_root, flat_normals, flat_omega = as_row(f), as_row(root), as_row(normals), as_row(omega)
     flat_right = as_row(right)
@@ -160,101 +160,109 @@ def _prior_factor(k: Array) -> Array:
 
 
 @compiled
-def split_classes(x: Array, draws: Array) -> Array:
-    """Return the tree (n - 1, n) of ``build_tree`` over rows ``x`` (n, d), n >= 2.
+def solve_moments(k: Array, cross: Array, labels: Array, omega: Array) -> Array:
+    """Return an array (n + q + 1, n, chains) that ends with A (q, n, chains) and w (1, n, chains), see ``_Moments``.
 
-    ``draws`` (n - 1, restarts, 2) are the draws of ``split`` at each node.
+    ``k`` (n, n) are the covariances of the samples with ``labels`` (n,), ``cross`` (q, n) those of samples asked for.
     """
-    # Loops, because NumPy's functions on whole arrays would take three seconds to compile.
-    n = len(x)
-    tree, place, members = np.zeros((n - 1, n), np.int64), np.zeros(n, np.int64), np.empty(n, np.int64)
-    depth, row = 1, 0  # depth of a stack of nodes; ``place`` is the position on it of the node of each row
-    while depth:
-        depth -= 1
-        count = 0
-        for i in range(n):
-            if place[i] == depth:
-                members[count] = i
-                count += 1
-        if count == 1:
-            place[members[0]] = -1
-            continue
-        part = split(x, members[:count], draws[row])
-        for i in range(count):
-            is_first = part[i] == part[0]
-            tree[row, members[i]] = 1 if is_first else -1
-            place[members[i]] = depth + 1 if is_first else depth  # the first branch is on top of the stack
-        depth, row = depth + 2, row + 1
-    return tree
+    n, chains = omega.shape
+    root, right = np.empty((n, chains), np.float32), np.empty((len(cross) + 1, n, chains), np.float32)
+    for p in range(n):
+        for c in range(chains):
+            root[p, c] = math.sqrt(omega[p, c])
+            right[len(cross), p, c] = _HALF * np.float32(labels[p]) / root[p, c]
+        for i in range(len(cross)):
+            for c in range(chains):
+                right[i, p, c] = root[p, c] * cross[i, p]
+    b: Array = factor(k, root, right)
+    back_substitute(b)
+    solved, flat_root = as_row(b[n:]), as_row(root)
+    for i in range(len(right)):
+        products(_ONE, flat_root, 0, solved, i * n * chains, solved, i * n * chains, n * chains)
+    return b
 
 
 @compiled
-def split(x: Array, members: Array, draws: Array) -> Array:
-    """Return which of two non-empty parts k-means assigns to each of the rows ``members`` (n,), n >= 2, of ``x``.
+def differentiate_sigmoid(mean: Array, reduction: Array, scale: float, sign: int) -> float:
+    """Return -log E[sigmoid(sign f)] over all chains, and replace the moments (chains,) by its gradients by them.
 
-    ``draws`` (restarts, 2), uniform in [0, 1), determine the first and the second centre of each run. If all rows are
-    equal, they are divided in the middle.
+    The variance of f is ``scale`` minus the ``reduction``. See ``log_expected_sigmoid``.
     """
-    n = len(members)
-    squared, distance = np.zeros((n, n), np.float64), np.zeros((2, n), np.float64)
-    best, part, moved = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64)
-    for i in range(n):
-        best[i] = 1 if 2 * i >= n else 0
-        for j in range(i):
-            total = 0.0
-            for d in range(x.shape[1]):
-                difference = x[members[i], d] - x[members[j], d]
-                total += difference * difference
-            squared[i, j] = squared[j, i] = total
-    least = np.inf
-    for run in range(1 if n == 2 else len(draws)):
-        first, mass = int(draws[run, 0] * n), 0.0
-        for i in range(n):
-            mass += squared[first, i]
-        if mass == 0:
-            break
-        second, passed = first, 0.0
-        for i in range(n):
-            if squared[first, i] > 0 and passed <= draws[run, 1] * mass:
-                second = i
-            passed += squared[first, i]
-        for i in range(n):
-            part[i] = 1 if squared[second, i] < squared[first, i] else 0
-        for _ in range(_MAX_KMEANS_STEPS):
-            _distances(squared, part, distance)
-            changes, size = 0, 0
-            for i in range(n):
-                moved[i] = 1 if distance[1, i] < distance[0, i] else 0
-                changes += moved[i] != part[i]
-                size += moved[i]
-            if changes == 0 or not 0 < size < n:
-                break
-            part, moved = moved, part
-        inertia = 0.0
-        for i in range(n):
-            inertia += distance[part[i], i]
-        if inertia < least:
-            best, part, least = part, best, inertia
-    return best
+    chains, s = len(mean), np.float32(sign)
+    spread, p, slope, bend = np.empty(chains, np.float32), np.zeros(chains, np.float32), mean * 0, mean * 0
+    for c in range(chains):
+        spread[c] = math.sqrt(max(scale - reduction[c], _LEAST_VARIANCE) * np.float32(2))
+    for t in range(len(_POINTS)):
+        for c in range(chains):
+            probability = _ONE / (_ONE + exponential(-(s * mean[c] + spread[c] * _POINTS[t])))
+            steep = _WEIGHTS[t] * probability * (_ONE - probability)
+            p[c] += _WEIGHTS[t] * probability
+            slope[c] += steep
+            bend[c] += steep * _POINTS[t]
+    total = np.float32(0)
+    for c in range(chains):
+        total += p[c]
+    least = chains * _TINY
+    by_total = np.float32(0) if total < least else -_ONE / total
+    for c in range(chains):
+        is_least = scale - reduction[c] < _LEAST_VARIANCE
+        reduction[c] = np.float32(0) if is_least else -by_total * bend[c] / spread[c]
+        mean[c] = by_total * s * slope[c]
+    return -math.log((least if total < least else total) / chains)
 
 
 @compiled
-def _distances(squared: Array, part: Array, distance: Array) -> None:
-    """Write the squared distances (2, n) of rows from the means of both parts, given those between rows (n, n)."""
-    n = len(part)
-    for side in range(2):
-        size, within = 0, 0.0
-        for i in range(n):
-            distance[side, i] = 0
-        for j in range(n):
-            if part[j] == side:
-                size += 1
-                for i in range(n):
-                    distance[side, i] += squared[i, j]
-                    if part[i] == side:
-                        within += squared[i, j]
-        for i in range(n):
-            distance[side, i] = distance[side, i] / size - within / (2 * size * size)
+def node_loss(
+    kernel: Array, known: Any, asked: Any, draws: Any, scale: float, jitter: float, by_kernel: Array
+) -> float:
+    """Return the sum of -log p over the samples that a node asks for; add its gradient to ``by_kernel`` (n, n).
+
+    ``kernel`` (n, n) are the covariances of the client's samples. ``known`` and ``asked`` are rows of it with their
+    labels; ``draws`` are the last arguments of ``gibbs``.
+    """
+    (rows, labels), (columns, signs), (key, first, chains, sweeps) = known, asked, draws
+    n, q, width = len(rows), len(columns), (len(columns) + 1) * chains
+    k, cross = np.empty((n, n), np.float32), np.empty((q, n), np.float32)
+    for p in range(n):
+        for r in range(n):
+            k[p, r] = kernel[rows[p], rows[r]] + (jitter if p == r else np.float32(0))
+        for i in range(q):
+            cross[i, p] = kernel[rows[p], columns[i]]
+    solved = solve_moments(k, cross, labels, gibbs(k, labels, key, first, chains, sweeps))[n:]
+    left, right, loss, last = np.zeros((n, width), np.float32), np.empty((n, width), np.float32), 0.0, q * chains
+    for i in range(q):
+        mean, reduction = np.zeros(chains, np.float32), np.zeros(chains, np.float32)
+        for p in range(n):
+            for c in range(chains):
+                mean[c] += cross[i, p] * solved[q, p, c]
+                reduction[c] += cross[i, p] * solved[i, p, c]
+        loss += differentiate_sigmoid(mean, reduction, scale, signs[i])
+        for p in range(n):
+            by_cross = np.float32(0)
+            for c in range(chains):
+                a, w = solved[i, p, c], solved[q, p, c]
+                weighted = a * reduction[c]
+                left[p, i * chains + c], right[p, i * chains + c], right[p, last + c] = weighted, a, w
+                left[p, last + c] += a * mean[c]
+                by_cross += w * mean[c] + weighted + weighted
+            by_kernel[rows[p], columns[i]] += by_cross
+    product_by_rows((n, n, width), as_row(left), 0, width, as_row(right), 0, width, as_row(k), 0, n, 0)
+    for p in range(n):
+        for r in range(n):
+            by_kernel[rows[p], rows[r]] -= k[p, r]
+    return loss
+
+
+def differentiate_nodes(prior: Prior, kernel: Tensor, nodes: Sequence[Node]) -> tuple[Tensor, Tensor]:
+    """Do the same as the function of this name in ``methods/parts/gaussian_process_tree.py``."""
+    by_kernel, losses, covariances = torch.zeros_like(kernel), np.empty(len(nodes), np.float32), kernel.numpy()
+    scale, jitter = np.float32(prior.scale), np.float32(prior.jitter)
+    for place, node in enumerate(nodes):
+        known, asked, client = (node.known, node.sign), (node.asked, node.asked_sign), node.client
+        draws = node.draws.key, node.draws.used, prior.chains, prior.sweeps
+        into = by_kernel.numpy()[client]
+        losses[place] = node_loss(covariances[client], known, asked, draws, scale, jitter, into)
+    return torch.from_numpy(losses), by_kernel
 
 
 def run_gibbs(prior: Prior, k: Tensor, sign: Tensor, sizes: Sequence[int], draws: Sequence[Draws]) -> Tensor:

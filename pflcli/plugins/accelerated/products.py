@@ -2,7 +2,8 @@
 
 On an AMD EPYC with AVX-512 the loops are 2.4 to 2.7 times as fast as MKL, which only uses AVX2 there. On one with
 AVX2 alone (LLVM's znver3) only chains of linear layers gain: rounds with batches of 10 are 1.4 to 1.8 times as fast,
-with batches of 64 level. The choice depends on the CPU and not on timing, so the same machine gives the same bytes.
+with batches of 64 level. On an Intel Xeon with AVX-512 (icelake-server) chains gain as much, and inner products of
+models more; all others are faster by MKL. The choice depends on the CPU and not on timing, so bytes stay the same.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ _CPU: str = llvmlite.binding.get_host_cpu_name()
 COMPILED = HAS_AVX512 and _CPU.startswith("znver")
 """Whether matrix products are compiled loops instead of MKL's."""
 
-COMPILED_CHAINS = VECTOR_BYTES >= 32 and _CPU.startswith("znver")
-"""Whether those of chains are, where AVX2 suffices: they take all steps of a client while its weights are cached."""
+COMPILED_CHAINS = HAS_AVX512 or (VECTOR_BYTES >= 32 and _CPU.startswith("znver"))
+"""Whether those of chains are, where AVX2 suffices on AMD: they take all steps of a client while it is in the cache."""
 
 DESCRIPTION = (
     f"matrix products in compiled loops, as MKL does not use AVX-512 on {_CPU}"
@@ -260,19 +261,19 @@ def multiply(a: Tensor, b: Tensor, out: Tensor, adds: bool = False, near: bool =
     return partial(product, *sizes)
 
 
-def multiply_by_rows(x: Tensor, weight: Tensor, out: Tensor, new: Callable[..., Tensor]) -> list[Step]:
-    """Return functions that write the product of ``x`` (m, k) and ``weight`` (n, k) transposed into ``out`` (m, n).
+def multiply_by_rows(x: Tensor, rows: Tensor, out: Tensor, new: Callable[..., Tensor], near: bool = True) -> list[Step]:
+    """Return functions that write the product of ``x`` (m, k) and ``rows`` (n, k) transposed into ``out`` (m, n).
 
-    All rows must be contiguous. ``new`` allocates memory of a shape.
+    All rows must be contiguous. ``new`` allocates memory of a shape. ``near`` says that ``rows`` are in the cache.
     """
-    if not COMPILED:
-        return [partial(torch.mm, x, weight.t(), out=out)]
-    (m, k), n = x.shape, len(weight)
-    if m > k:  # many short rows: adding up vectors along them takes longer than transposing the weight
+    if not COMPILED and (near or not HAS_AVX512):
+        return [partial(torch.mm, x, rows.t(), out=out)]
+    (m, k), n = x.shape, len(rows)
+    if m > k:  # many short rows: adding up vectors along them takes longer than transposing the rows
         turned = new(k, n)
-        return [partial(turned.copy_, weight.t()), multiply(x, turned, out)]
-    a, b, c = (flat_array(value) for value in (x, weight, out))
-    return [partial(product_by_rows, (m, n, k), a, 0, x.stride(0), b, 0, weight.stride(0), c, 0, out.stride(0), 0)]
+        return [partial(turned.copy_, rows.t()), multiply(x, turned, out)]
+    a, b, c = (flat_array(value) for value in (x, rows, out))
+    return [partial(product_by_rows, (m, n, k), a, 0, x.stride(0), b, 0, rows.stride(0), c, 0, out.stride(0), 0)]
 
 
 def flat_array(value: Tensor) -> Array:
