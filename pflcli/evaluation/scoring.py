@@ -21,6 +21,7 @@ from pflcli.core.errors import GoneError, InputError, UsageError, closest
 from pflcli.core.metrics import catalogue
 from pflcli.core.wording import counted, listed
 from pflcli.evaluation import (
+    changed_options,
     client_identity,
     convergence,
     coverage,
@@ -337,22 +338,11 @@ def _group_by_label(scored: Sequence[Scored]) -> dict[str, list[Scored]]:
 
 def _label_artifacts(artifacts: Sequence[Artifact]) -> list[tuple[Artifact, str]]:
     """Label each artifact by its method and the options in which it differs from others of the same method."""
-    by_method: dict[str, list[dict[str, Any]]] = {}
-    for artifact in artifacts:
-        by_method.setdefault(artifact.manifest.request["method"], []).append(predictions.list_options(artifact))
-    labelled = []
-    for artifact in artifacts:
-        method, choices = artifact.manifest.request["method"], predictions.list_options(artifact)
-        differing = [k for k, v in choices.items() if any(other.get(k) != v for other in by_method[method])]
-        labelled.append((artifact, " ".join([method, *(f"{key}={_format_option(choices[key])}" for key in differing)])))
+    labelled = list(zip(artifacts, changed_options.label_by_options(artifacts), strict=True))
     # Runs of the same method, options and seed on another partition or backbone get rows of their own.
     rows = Counter((label, artifact.manifest.request["seed"]) for artifact, label in labelled)
     twice = {label for (label, _), count in rows.items() if count > 1}
     return [(artifact, f"{label} ({artifact.path})" if label in twice else label) for artifact, label in labelled]
-
-
-def _format_option(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def score_artifact(
