@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -122,12 +122,10 @@ def judge(
     table: dict[str, Any],
     groups: Mapping[str, Sequence[ScoredPredictions]],
     identities: Mapping[str, Mapping[int, NDArray[np.str_]]],
-    spell: Callable[[str, str], str] = conclusion.spell_option,
 ) -> dict[str, Any]:
     """Add the conclusion, marks, definitions and warnings to a table with ``methods``, and sort these, best first.
 
-    ``groups`` has the runs of each method, ``identities`` those of their clients (m,), by label and seed. ``spell``
-    writes an option as the user types it.
+    ``groups`` has the runs of each method, ``identities`` those of their clients (m,), by label and seed.
     """
     rows, baseline, scored = table["methods"], table["baseline"], [item for items in groups.values() for item in items]
     metric, level = scored[0].metric_names[0], scored[0].level
@@ -138,7 +136,7 @@ def judge(
     are_classes = catalogue.METRICS[metric].task == tasks.CLASSES
     shares = [np.bincount(item.answers.y).max() / len(item.answers.y) for item in scored] if are_classes else []
     majority = float(np.mean(shares)) if shares else None
-    concluded = conclusion.conclude(rows, baseline, metric, level, majority, spell)
+    concluded = conclusion.conclude(rows, baseline, metric, level, majority)
     table["conclusion"] = concluded.record()
     table["marks"] = {
         name: marks.record() for name, marks in _mark_columns(groups, rows, identities, concluded, baseline).items()
@@ -379,6 +377,7 @@ def score_artifact(
         curve=curve,
         validation_samples=predictions.count_samples(artifact, "validation"),
         losses=losses,
+        is_stopped=convergence.is_stopped(artifact.manifest.request["settings"], max(curve[0], default=0)),
         validation=math.nan if held_out is None else score_validation(held_out, metric_names, positive),
         **score_predictions(answers, metric_names, positive),
         tuned=predictions.read_tuned(artifact),

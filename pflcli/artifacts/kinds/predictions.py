@@ -163,10 +163,7 @@ def count_samples(artifact: Artifact, split: str) -> int:
 
 def learned_splits(artifact: Artifact) -> tuple[str, ...]:
     """Return the splits that the run learned from."""
-    request = artifact.manifest.request
-    # Before `refit` was a training setting, it was an option of some methods.
-    refit = request["settings"].get("refit", request["options"].get("refit", False))
-    return ("train", "validation") if refit else ("train",)
+    return ("train", "validation") if artifact.manifest.request["settings"].get("refit") else ("train",)
 
 
 def is_transductive(artifact: Artifact) -> bool:
