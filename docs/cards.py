@@ -22,6 +22,7 @@ import numpy as np
 from pflcli.commands import listing
 from pflcli.core import methods, registry
 from pflcli.core.federation.run import Run
+from pflcli.core.wording import as_typed
 from pflcli.plugins.checks.laws.federations import add_new_clients
 from pflcli.plugins.sites import admission
 from pflcli.workflow.admission import small_federation as small
@@ -147,7 +148,7 @@ def _describe_options(options: list[dict[str, str]], grid: Any) -> str:
             f"`{option['option']}`",
             f"`{_escape(option['default'])}`",
             _escape(option["type"]),
-            ", ".join(map(str, grid.get(option["option"], ()))),
+            ", ".join(map(as_typed, grid.get(option["option"], ()))),
             _plain(option["meaning"]),
         ]
         for option in options

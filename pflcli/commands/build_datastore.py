@@ -56,7 +56,7 @@ def build_datastore(asked: BuildDatastore) -> Outcome:
         "capacity": asked.capacity,
         "seed": seed,
     }
-    # Unused options are omitted, so that older requests, made before these options existed, still match.
+    # Options that are not used are left out, as those will be that a later version adds.
     optional = {"parameters": searched, "capacity_spread": asked.capacity_spread, "prototypes": asked.prototypes}
     request |= {name: value for name, value in optional.items() if value}
     modules = [

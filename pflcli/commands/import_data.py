@@ -157,7 +157,7 @@ class Conversion:
             "standardize": STANDARDIZE.get(self.standardize_by, False),
             "resize": source.decoding.resize,
             "delimiter": source.dialect.delimiter,
-            # Unused options are omitted, so that older requests, made before these options existed, still match.
+            # Options that are not used are left out, as those will be that a later version adds.
             **({"categorical": source.categorical or "words"} if takes_option(source.form, "categorical") else {}),
             **({} if source.leave_out is None else {"leave_out": source.leave_out}),
             **{name: value for name, value in source.decoding.options().items() if name != "resize"},

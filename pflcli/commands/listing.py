@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from typing import Any
 
 from pflcli.core import registry
 from pflcli.core.errors import UsageError, closest
+from pflcli.core.wording import as_typed
 
 
 def listing(group: str, root: Path | None = None) -> list[dict[str, Any]]:
@@ -36,9 +38,36 @@ def options(group: str, name: str) -> dict[str, Any]:
             raise UsageError(f"{name} belongs to {found}, not to {group}", f"pfl list {found} {name}")
         name = registry.use(group, name)
     card = registry.card(group, name)
-    fields = [{"option": o.name, "type": o.type, "default": o.default, "meaning": o.help} for o in card.options]
+    fields = [
+        {"option": o.name, "type": _describe_type(o, card), "default": _default(o), "meaning": o.help}
+        for o in card.options
+    ]
     more = {"transductive": True} if card.facts.get("TRANSDUCTIVE") else {}
     return {**_entry(card, None), **more, "doc": card.doc, "options": fields}
+
+
+_KINDS = {"float": "number", "int": "whole number", "bool": "true or false", "str": "text"}
+
+
+def _describe_type(option: registry.Option, card: registry.Card) -> str:
+    """Return the type of an option in words, such as ``number >= 0, or none`` or ``one of k-means, nearest``."""
+    alternatives, several, _ = option.type.partition(", ...")
+    split = [alternative.partition(" ") for alternative in alternatives.split(" | ")]
+    words = [f"{_KINDS[kind]}{space}{bounds}" for kind, space, bounds in split if kind in _KINDS]
+    named = [kind for kind, _, _ in split if kind not in _KINDS]
+    text = ", or ".join([*words, *named]) if words else f"one of {', '.join(named)}"
+    for name, value in card.facts.items():  # a bound such as LENGTH + 1
+        text = text.replace(f"{name} + 1", str(value + 1)) if isinstance(value, int) else text
+    return f"{text}; several with commas between" if several else text
+
+
+def _default(option: registry.Option) -> str:
+    """Return the default of an option as one types it; an expression stays as it is."""
+    try:
+        value = ast.literal_eval(option.default)
+    except (ValueError, SyntaxError):
+        return option.default
+    return "none" if value == () else as_typed(value)
 
 
 def _entry(card: registry.Card, root: Path | None) -> dict[str, Any]:
@@ -49,31 +78,31 @@ def _entry(card: registry.Card, root: Path | None) -> dict[str, Any]:
             "year": facts.get("YEAR", ""),
             "kind": facts.get("KIND", ""),
             "needs": ", ".join(facts.get("NEEDS", ())) or "partition",
-            "options": ", ".join(f"{o.name}={o.default}" for o in card.options),
+            "options": ", ".join(f"{o.name}={_default(o)}" for o in card.options),
         }
     elif card.group == "datasets":
         fields = {
             "classes": facts.get("CLASSES", ""),
             "shape": facts.get("SHAPE", ""),
             "licence": facts.get("LICENCE", ""),
-            "options": ", ".join(f"{o.name}={o.default}" for o in card.options),
+            "options": ", ".join(f"{o.name}={_default(o)}" for o in card.options),
             "found": ", ".join(_places(card, root)) or f"no: --root with {_needed_files(card)}",
         }
     elif card.group == "models":
         fields = {"takes": ", ".join(facts.get("TAKES", ())), "representation": facts.get("REPRESENTATION", "")}
     else:
-        fields = {"options": ", ".join(f"{o.name}={o.default}" for o in card.options)}
+        fields = {"options": ", ".join(f"{o.name}={_default(o)}" for o in card.options)}
     return {"name": card.name, **fields, "from": registry.origin(card.group, card.name), "summary": card.summary}
 
 
 def _places(card: registry.Card, root: Path | None) -> list[str]:
-    """Return the places of a dataset: ``with pfl``, or its files in ``root``; empty if there are none."""
+    """Return the places of a dataset: beside its code, as ``with pfl``, or in ``root``; empty if there are none."""
     sources = [_places(registry.card("datasets", name), root) for name in card.facts.get("MADE_FROM", ())]
     if sources:
         return [place for source in sources for place in source] if all(sources) else []
-    embedded = (registry.folder("datasets") / f"{card.name.replace('-', '_')}.npz").is_file()
+    embedded = "Path(__file__).parent" in registry.path("datasets", card.name).read_text(encoding="utf-8")
     files = [name for name in card.facts.get("FILES", ()) if root is not None and any(root.glob(name))]
-    return [*(["with pfl"] if embedded else []), *files]
+    return [*([f"with {registry.origin('datasets', card.name)}"] if embedded else []), *files]
 
 
 def _needed_files(card: registry.Card) -> str:

@@ -23,7 +23,7 @@ from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.core import sources as code
 from pflcli.core.errors import GoneError, InputError, UsageError
 from pflcli.core.execution import Execution
-from pflcli.evaluation import stack_references
+from pflcli.evaluation import changed_options, stack_references
 from pflcli.methods.parts import logarithmic_pool as pool
 from pflcli.methods.parts.logarithmic_pool import BASE, GLOBAL, KEPT, POOL, STACK, VOTES
 from pflcli.options.function import command
@@ -242,15 +242,7 @@ def _find_bases(artifacts: Sequence[Artifact], inputs: _PoolInputs) -> dict[str,
 
 def _distinct_names(artifacts: Sequence[Artifact]) -> list[str]:
     """Return distinct names: the method, with the options in which inputs of that method differ, or with a number."""
-    methods = [artifact.manifest.request["method"] for artifact in artifacts]
-    names = []
-    for artifact, method in zip(artifacts, methods, strict=True):
-        settings = predictions.list_options(artifact)
-        namesakes = [
-            predictions.list_options(other) for other, name in zip(artifacts, methods, strict=True) if name == method
-        ]
-        differing = [key for key in settings if any(other.get(key) != settings[key] for other in namesakes)]
-        names.append(" ".join([method, *(f"{key}={settings[key]}".replace("/", "|") for key in differing)]))
+    names = [label.replace("/", "|") for label in changed_options.label_by_options(artifacts)]
     count, numbers = Counter(names), Counter[str]()
     for index, name in enumerate(names):
         numbers[name] += 1

@@ -189,9 +189,13 @@ def _report(
     """Report whether validation accuracy still rises, which clients were absent, and the final accuracy."""
     rows, best = progress.rows, progress.best
     samples = int(run.federation.sizes("validation")[run.federation.seen_clients].sum())
-    rise = convergence.measure_rise(*convergence.select_measured(rows, "validation_accuracy"), samples)
+    curve, stopped = (
+        convergence.select_measured(rows, "validation_accuracy"),
+        convergence.is_stopped(vars(run.settings), len(rows)),
+    )
+    rise = convergence.measure_mean_rise([curve], samples, stopped=stopped)
     if rise is not None and run.task.score == "accuracy":
-        execution.reporter.say(convergence.format_warning({method: rise}, len(rows)))
+        execution.reporter.say(convergence.format_warning({method: rise["rise"]}, len(rows), rise["advised"]))
     for line in absences.describe(missing):
         execution.reporter.say(line)
     unknown = "validation samples were trained on" if run.settings.refit else "no validation samples"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -17,69 +16,70 @@ TRAINING = "training."
 """Prefix that distinguishes a training setting from an option of the method with the same name."""
 
 
-OMIT = "omitted from requests at its default"
-"""Marks a setting that requests do not record at its default, so that artifacts made before it stay up to date."""
+ADDED: frozenset[str] = frozenset()
+"""Settings that a release after 0.1.0 added. Requests record them only if they differ from their defaults, so that
+artifacts made before stay up to date. All other settings are always recorded."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How clients are selected and trained; every method has these settings. A new setting is marked with ``OMIT``."""
+    """How clients are selected and trained; every method has these settings. A new setting is named in ``ADDED``."""
 
     model: str = AUTO
     """train this model (`pfl list models`); auto is cnn for images, mlp for features, lstm for text, gru for series"""
-    adapter: Annotated[str | None, OMIT] = None
+    adapter: str | None = None
     """freeze the body of the network in --weights, and train low-rank adapters beside its linear layers and 1x1
     convolutions: lora:8 has rank 8; only adapters and head are trained and sent"""
     rounds: Annotated[int, Ge(0)] = 60
     """run this many communication rounds"""
     participation: Annotated[float, Gt(0), Le(1)] = 0.2
     """select this fraction of the clients for each round, above 0 and up to 1"""
-    dropout: Annotated[float, Ge(0), Lt(1), OMIT] = 0.0
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
     """let each selected client drop out with this probability, from 0 to below 1; the selection stays the same"""
-    upload: Annotated[tuple[str, ...], OMIT] = ()
+    upload: tuple[str, ...] = ()
     """change what clients upload, such as clip:1.0 or int8 (`pfl list uploads`); repeat the option for more steps"""
-    aggregator: Annotated[str, OMIT] = "mean"
+    aggregator: str = "mean"
     """combine uploads at the server by this rule (`pfl list aggregators`), such as median or trimmed-mean:0.25"""
-    dp_epsilon: Annotated[Annotated[float, Gt(0)] | None, OMIT] = None
+    dp_epsilon: Annotated[float, Gt(0)] | None = None
     """add as much noise to the mean of updates as this epsilon requires (client-level differential privacy)"""
-    dp_delta: Annotated[Annotated[float, Gt(0), Lt(1)] | None, OMIT] = None
+    dp_delta: Annotated[float, Gt(0), Lt(1)] | None = None
     """guarantee epsilon except with this probability, well below 1 / clients"""
-    dp_noise: Annotated[Annotated[float, Ge(0)] | None, OMIT] = None
+    dp_noise: Annotated[float, Ge(0)] | None = None
     """add noise to the sum of updates with this many clips as standard deviation, instead of --dp-epsilon"""
-    dp_clip: Annotated[str | None, OMIT] = None
+    dp_clip: str | None = None
     """clip each client's update to this L2 norm before noise is added; adaptive, the default, follows the median"""
-    dp_seed: Annotated[int | None, OMIT] = None
+    dp_seed: int | None = None
     """draw noise that protects clients from this seed instead of a secret of the run, to repeat the run; never release
     such a run"""
     epochs: Annotated[int, Ge(1)] = 1
     """train each selected client for this many local epochs per round"""
-    steps: Annotated[int, Ge(0), OMIT] = 0
+    steps: Annotated[int, Ge(0)] = 0
     """train each selected client for this many SGD steps per round instead of --epochs; 0 uses --epochs"""
     batch_size: Annotated[int, Ge(1)] = 32
     """use this many samples per minibatch"""
     lr: Annotated[float, Gt(0)] = 0.1
     """use this learning rate for local SGD"""
-    optimizer: Annotated[Literal["sgd", "adam", "adamw"], OMIT] = "sgd"
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """train models locally with SGD, Adam or AdamW, whose state starts anew in each round; what a method learns by a
     rule of its own, such as mixing weights, is not affected"""
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.0
     """use this momentum for local SGD of models, from 0 to below 1; it is reset to zero in each round"""
     weight_decay: Annotated[float, Ge(0)] = 0.0
     """add the weights times this factor to the gradient (L2 penalty); adamw subtracts lr times them instead"""
-    clip_gradients: Annotated[Annotated[float, Gt(0)] | None, OMIT] = None
+    clip_gradients: Annotated[float, Gt(0)] | None = None
     """scale the gradient of each minibatch of a model down to at most this L2 norm; what a method learns by a rule of
     its own, such as mixing weights, is not affected"""
     precision: Literal["float32", "bfloat16"] = "float32"
     """compute forward and backward passes in float32 (never TF32) or bfloat16; weights stay in float32"""
-    normalize: Annotated[Literal["none", "imagenet", "dataset"], OMIT] = "none"
+    normalize: Literal["none", "imagenet", "dataset"] = "none"
     """normalize image channels: none keeps [0, 1]; imagenet or dataset (training samples) standardize them"""
-    augment: Annotated[tuple[Literal["flip", "crop"], ...], OMIT] = ()
+    augment: tuple[Literal["flip", "crop"], ...] = ()
     """change training images at random in each minibatch: flip mirrors half of them left to right, crop shifts each by
     up to an eighth of its sides; flip,crop does both"""
-    lr_schedule: Annotated[Literal["constant", "milestones", "cosine"] | None, OMIT] = None
+    lr_schedule: Literal["constant", "milestones", "cosine"] | None = None
     """change the learning rate over rounds: constant, by --gamma at each of --milestones, or to --gamma times its first
     value along a half cosine; none is milestones if there are any, else constant"""
-    lr_warmup: Annotated[int, Ge(0), OMIT] = 0
+    lr_warmup: Annotated[int, Ge(0)] = 0
     """raise the learning rate linearly over this many rounds first"""
     milestones: tuple[Annotated[int, Ge(0)], ...] = ()
     """multiply the learning rate by --gamma at these rounds, such as 100,150"""
@@ -89,12 +89,12 @@ class Settings:
     """also train on validation samples, with the choices of a run without --refit; they then get no predictions"""
     eval_every: Annotated[int, Ge(1)] = 5
     """measure the global model's validation accuracy every N rounds, and after the last one"""
-    report: Annotated[Literal["last", "best"], OMIT] = "last"
+    report: Literal["last", "best"] = "last"
     """keep and evaluate the models of this round: last, or best (with the highest measured validation accuracy)"""
-    patience: Annotated[Annotated[int, Ge(0)] | Literal["flat"], OMIT] = 0
+    patience: Annotated[int, Ge(0)] | Literal["flat"] = 0
     """stop at a measurement (--eval-every) if validation accuracy has not risen for this many rounds, or, with flat, if
     twice as many rounds would gain less than half a point; 0 never stops"""
-    round_metric: Annotated[str | None, OMIT] = None
+    round_metric: str | None = None
     """compare rounds for --report best and --patience by this metric on validation samples instead of accuracy, such as
     log_loss; in `pfl compare` and `pfl tune` it is the one of --metric"""
     test_last: Annotated[int, Ge(0)] = 0
@@ -148,7 +148,7 @@ class Settings:
                 "best round of a run without refit"
             )
 
-    personal_every: Annotated[int, Ge(0), OMIT] = 0
+    personal_every: Annotated[int, Ge(0)] = 0
     """measure personal accuracy every N rounds for methods whose clients adapt after the rounds; 0 never does"""
 
     def is_due(self, t: int, every: int) -> bool:
@@ -178,13 +178,6 @@ class Settings:
             done = (t - self.lr_warmup) / max(self.rounds - 1 - self.lr_warmup, 1)
             return float(self.lr * (self.gamma + (1 - self.gamma) * (1 + math.cos(math.pi * min(done, 1.0))) / 2))
         return float(self.lr * self.gamma ** sum(t >= milestone for milestone in self.milestones))
-
-
-@functools.cache
-def omitted() -> frozenset[str]:
-    """Return the names of the settings that requests omit at their defaults."""
-    hints = get_type_hints(Settings, include_extras=True)
-    return frozenset(name for name, hint in hints.items() if OMIT in getattr(hint, "__metadata__", ()))
 
 
 _ALTERNATIVES = (("steps", "epochs"), ("epochs", "steps"), ("dp_epsilon", "dp_noise"), ("dp_noise", "dp_epsilon"))

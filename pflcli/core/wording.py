@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, ContextDecorator
 from pathlib import Path
 from typing import Any
+
+from pflcli.core.errors import PflError
 
 
 def counted(number: int, noun: str) -> str:
@@ -22,6 +26,36 @@ def as_typed(value: Any) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ",".join(map(as_typed, value))
     return str(value)
+
+
+_VALUE = r"[A-Z]+\b|(?=\S*[\d_:=])[\w.:,/=-]*\w|(?!and\b|or\b)[a-z-]+(?=$|[,;.)`]| --| (?:or|and|has|is|may) )"
+_OPTION = re.compile(rf"pfl [a-z-]+[^,;:()]*|(?<![\w-])--(?P<name>[a-z][a-z-]*)(?: (?P<value>{_VALUE}))?")
+"""A command with its options, or an option that stands alone, with its value if one follows."""
+
+
+def in_python(text: str) -> str:
+    """Return a message whose options are arguments: ``rounds=240`` for ``--rounds 240``; commands stay as they are."""
+
+    def spell(option: re.Match[str]) -> str:
+        name, value = option["name"], option["value"]
+        if name is None or value is None:
+            return option[0] if name is None else name.replace("-", "_")
+        if name == "seeds":
+            return f"simulate(..., seed=seed) for seed in ({value})"
+        key, _, typed = value.partition("=") if name == "set" else (name.replace("-", "_"), "", value)
+        typed = typed if re.fullmatch(r"[A-Z]+|-?\d[\d.]*(e-?\d+)?", typed) else f'"{typed}"'
+        return f'options={{"{key}": {typed}}}' if name == "set" else f"{key}={typed}"
+
+    return _OPTION.sub(spell, text)
+
+
+class WordedInPython(AbstractContextManager[None], ContextDecorator):
+    """Decorates a function that only Python calls: its errors name arguments, and not options of the command line."""
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        """Word the error anew, which is raised."""
+        if isinstance(error, PflError):
+            error.message, error.fix = in_python(error.message), tuple(map(in_python, error.fix))
 
 
 def listed(words: Sequence[str], most: int = 8, separator: str = ", ") -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pflcli.core.scores import gain_per_doubling
+from pflcli.evaluation.presentation.conclusion import spell_advice
 
 _MORE = 4
 """How many times as many rounds a warning advises: two doublings."""
@@ -33,17 +34,26 @@ def measure_rise(rounds: Sequence[int], accuracy: Sequence[float], samples: int 
     return fitted[0] if fitted is not None and fitted[0] >= least and fitted[0] > _MIN_Z * fitted[1] else None
 
 
-def measure_mean_rise(curves: Sequence[tuple[Sequence[int], Sequence[float]]], samples: int) -> dict[str, Any] | None:
+def measure_mean_rise(
+    curves: Sequence[tuple[Sequence[int], Sequence[float]]], samples: int, *, stopped: bool = False
+) -> dict[str, Any] | None:
     """Return the ``rise`` of the mean accuracy over seeds per doubling, its ``rounds``, and how many are ``advised``.
 
     ``curves`` has the measured rounds and accuracies of each seed, on ``samples`` of one seed. None if the accuracy was
-    not rising, or if the seeds were measured in different rounds.
+    not rising, or if the seeds were measured in different rounds. If runs were ``stopped`` by a number of rounds as
+    ``--patience``, more rounds would not help, and "flat" is advised: it goes on while accuracy rises.
     """
     first = list(curves[0][0])
     if not first or any(list(rounds) != first for rounds, _ in curves):
         return None
     risen = measure_rise(first, np.mean([accuracy for _, accuracy in curves], axis=0).tolist(), samples)
-    return None if risen is None else {"rise": risen, "rounds": first[-1], "advised": _MORE * first[-1]}
+    advised = "flat" if stopped else _MORE * first[-1]
+    return None if risen is None else {"rise": risen, "rounds": first[-1], "advised": advised}
+
+
+def is_stopped(settings: Mapping[str, Any], rounds: int) -> bool:
+    """Return whether a number of rounds as ``--patience`` ended a run with these settings after ``rounds``."""
+    return settings.get("patience") != "flat" and 0 < rounds < int(settings.get("rounds", 0))
 
 
 def find_warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -51,19 +61,19 @@ def find_warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
     ``rows`` are those of a table. The method that rose most comes first.
     """
-    rising: dict[int, dict[str, float]] = {}
+    rising: dict[tuple[int, int | str], dict[str, float]] = {}
     for row in rows:
         if fact := row.get("unfinished"):
-            rising.setdefault(fact["rounds"], {})[row["label"]] = fact["rise"]
-    return [format_warning(points, total) for total, points in rising.items()]
+            rising.setdefault((fact["rounds"], fact["advised"]), {})[row["label"]] = fact["rise"]
+    return [format_warning(points, *facts) for facts, points in rising.items()]
 
 
-def format_warning(points: Mapping[str, float], total: int) -> str:
+def format_warning(points: Mapping[str, float], total: int, advised: int | str) -> str:
     """Return the warning for runs of ``total`` rounds: the gain of each method, and the option to type."""
     by_method = [f"{name} {100 * risen:+.1f}" for name, risen in sorted(points.items(), key=lambda item: -item[1])]
     return (
         f"validation accuracy still rose at round {total}: {', '.join(by_method)} points per doubling of the rounds: "
-        f"type --rounds {_MORE * total}"
+        f"type {spell_advice(advised)}"
     )
 
 

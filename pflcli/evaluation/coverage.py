@@ -231,7 +231,7 @@ def _chose_on_validation(item: Scored) -> bool:
     return (
         (bool(item.tuned) and not item.is_reference)
         or request["method"] == "stack"
-        or predictions.list_options(item.artifact).get("report") == "best"
+        or request["settings"].get("report") == "best"
     )
 
 

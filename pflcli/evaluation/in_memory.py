@@ -21,6 +21,7 @@ from pflcli.core import tasks
 from pflcli.core.errors import InputError, UsageError
 from pflcli.core.metrics import catalogue
 from pflcli.core.simulation.progress import find_best
+from pflcli.core.wording import WordedInPython, in_python
 from pflcli.evaluation import client_identity, convergence, latex, round_costs, scoring, summary
 from pflcli.evaluation.presentation import conclusion, notes, tables
 from pflcli.evaluation.summary import ScoredPredictions
@@ -58,6 +59,7 @@ class Compared:
     """by label and seed"""
 
 
+@WordedInPython()
 def table(
     results: Mapping[str, Source | Sequence[Source]],
     *,
@@ -93,7 +95,7 @@ def table(
     shown.attrs = {"conclusion": conclusion.Conclusion.read(metrics).sentences, "notes": notes.list_notes(metrics)}
     shown._metrics = scoring.replace_nonfinite(metrics)
     for line in metrics["warnings"]:
-        warnings.warn(line, stacklevel=2)
+        warnings.warn(in_python(line), stacklevel=3)
     return shown
 
 
@@ -134,8 +136,8 @@ def compare_results(
     for row in rows:
         row["metrics"].add("megabytes", len(row["seeds"]), megabytes[row["label"]])
     known = baseline if baseline in groups else "global" if scoring.has_baseline(paired) else None
-    made = {"split": split, "metric": [*names], "baseline": known, "methods": rows}
-    metrics = scoring.judge(made, groups, identities, _spell_argument)
+    made = {"split": split, "metric": [*names], "baseline": known, "methods": rows, "in_memory": True}
+    metrics = scoring.judge(made, groups, identities)
     return Compared(metrics, {row["label"]: groups[row["label"]] for row in metrics["methods"]}, identities)
 
 
@@ -158,11 +160,6 @@ def _parse_metrics(metric: str | Sequence[str]) -> tuple[str, ...]:
     if not all(isinstance(name, str) for name in chosen):
         raise UsageError(f"metric is {metric!r}, not the name of a metric", "table(results, metric='accuracy')")
     return catalogue.parse_names(chosen)
-
-
-def _spell_argument(name: str, value: str) -> str:
-    """Return an option as one types it in Python."""
-    return f"simulate(..., seed=seed) for seed in ({value})" if name == "seeds" else f"{name}={value}"
 
 
 def _require_comparable(groups: Mapping[str, Sequence[ScoredPredictions]]) -> None:
@@ -230,6 +227,7 @@ def _score(
         curve=curve,
         validation_samples=len(source.predictions["validation"].y) if "validation" in source.predictions else 0,
         losses=losses,
+        is_stopped=convergence.is_stopped(vars(source.settings), max(curve[0], default=0)),
         tuned=source.tuned,
         new=federation.new,
         **fields,

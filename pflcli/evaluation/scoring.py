@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from pflcli.core.errors import GoneError, InputError, UsageError, closest
 from pflcli.core.metrics import catalogue
 from pflcli.core.wording import counted, listed
 from pflcli.evaluation import (
+    changed_options,
     client_identity,
     convergence,
     coverage,
@@ -121,12 +122,10 @@ def judge(
     table: dict[str, Any],
     groups: Mapping[str, Sequence[ScoredPredictions]],
     identities: Mapping[str, Mapping[int, NDArray[np.str_]]],
-    spell: Callable[[str, str], str] = conclusion.spell_option,
 ) -> dict[str, Any]:
     """Add the conclusion, marks, definitions and warnings to a table with ``methods``, and sort these, best first.
 
-    ``groups`` has the runs of each method, ``identities`` those of their clients (m,), by label and seed. ``spell``
-    writes an option as the user types it.
+    ``groups`` has the runs of each method, ``identities`` those of their clients (m,), by label and seed.
     """
     rows, baseline, scored = table["methods"], table["baseline"], [item for items in groups.values() for item in items]
     metric, level = scored[0].metric_names[0], scored[0].level
@@ -137,7 +136,7 @@ def judge(
     are_classes = catalogue.METRICS[metric].task == tasks.CLASSES
     shares = [np.bincount(item.answers.y).max() / len(item.answers.y) for item in scored] if are_classes else []
     majority = float(np.mean(shares)) if shares else None
-    concluded = conclusion.conclude(rows, baseline, metric, level, majority, spell)
+    concluded = conclusion.conclude(rows, baseline, metric, level, majority)
     table["conclusion"] = concluded.record()
     table["marks"] = {
         name: marks.record() for name, marks in _mark_columns(groups, rows, identities, concluded, baseline).items()
@@ -337,22 +336,11 @@ def _group_by_label(scored: Sequence[Scored]) -> dict[str, list[Scored]]:
 
 def _label_artifacts(artifacts: Sequence[Artifact]) -> list[tuple[Artifact, str]]:
     """Label each artifact by its method and the options in which it differs from others of the same method."""
-    by_method: dict[str, list[dict[str, Any]]] = {}
-    for artifact in artifacts:
-        by_method.setdefault(artifact.manifest.request["method"], []).append(predictions.list_options(artifact))
-    labelled = []
-    for artifact in artifacts:
-        method, choices = artifact.manifest.request["method"], predictions.list_options(artifact)
-        differing = [k for k, v in choices.items() if any(other.get(k) != v for other in by_method[method])]
-        labelled.append((artifact, " ".join([method, *(f"{key}={_format_option(choices[key])}" for key in differing)])))
+    labelled = list(zip(artifacts, changed_options.label_by_options(artifacts), strict=True))
     # Runs of the same method, options and seed on another partition or backbone get rows of their own.
     rows = Counter((label, artifact.manifest.request["seed"]) for artifact, label in labelled)
     twice = {label for (label, _), count in rows.items() if count > 1}
     return [(artifact, f"{label} ({artifact.path})" if label in twice else label) for artifact, label in labelled]
-
-
-def _format_option(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def score_artifact(
@@ -389,6 +377,7 @@ def score_artifact(
         curve=curve,
         validation_samples=predictions.count_samples(artifact, "validation"),
         losses=losses,
+        is_stopped=convergence.is_stopped(artifact.manifest.request["settings"], max(curve[0], default=0)),
         validation=math.nan if held_out is None else score_validation(held_out, metric_names, positive),
         **score_predictions(answers, metric_names, positive),
         tuned=predictions.read_tuned(artifact),

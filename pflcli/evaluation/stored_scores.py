@@ -6,19 +6,15 @@ the metrics of its clients. Verdicts have those of all their comparisons, whose 
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from pflcli.artifacts import codebook, csv_file
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.core import config, registry
 from pflcli.core.metrics import catalogue
-from pflcli.core.settings import Settings
-from pflcli.core.wording import as_typed
 from pflcli.evaluation import client_identity, convergence, round_costs, summary
+from pflcli.evaluation.changed_options import assign, list_set_options, list_set_settings
 from pflcli.evaluation.round_costs import Link
 from pflcli.evaluation.summary import Scored, ScoredPredictions
 
@@ -62,15 +58,6 @@ def _read_neighbours(artifact: Artifact) -> dict[str, float]:
         return {name: float(rows[-1][key]) for name, key in NEIGHBOURS.items() if rows and rows[-1].get(key)}
 
 
-def list_set_options(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a method that differ from the defaults; all of them if the method is unknown here."""
-    usual = dict[str, str]()
-    for option in registry.card("methods", method).options if registry.exists("methods", method) else ():
-        with suppress(ValueError, SyntaxError):  # a default that is an expression
-            usual[option.name] = as_typed(ast.literal_eval(option.default))
-    return {name: value for name, value in options.items() if as_typed(value) != usual.get(name)}
-
-
 def _list_runs(items: Sequence[Scored], target: float | None, link: Link | None) -> Iterator[dict[str, Any]]:
     groups: dict[str, list[Scored]] = {}
     for item in items:
@@ -82,13 +69,11 @@ def _list_runs(items: Sequence[Scored], target: float | None, link: Link | None)
         )
         for item in group:
             request, facts = item.artifact.manifest.request, item.artifact.manifest.summary
-            usual = config.plain(Settings())
-            changed = {key: value for key, value in request["settings"].items() if value != usual.get(key)}
             yield {
                 "method": item.label,
                 "seed": item.seed,
-                "options": _assign(list_set_options(item.method, request["options"])),
-                "settings": _assign(changed),
+                "options": assign(list_set_options(item.method, request["options"])),
+                "settings": assign(list_set_settings(request["settings"])),
                 "federation": _describe_partition(client_identity.read_partition(item.artifact)),
                 "partition": partitions[item.seed],
                 "rounds": facts.get("rounds"),
@@ -100,10 +85,6 @@ def _list_runs(items: Sequence[Scored], target: float | None, link: Link | None)
             }
 
 
-def _assign(values: Mapping[str, Any]) -> str:
-    return " ".join(f"{name}={as_typed(value)}" for name, value in values.items())
-
-
 def _describe_partition(partition: Artifact | None) -> str:
     """Return dataset, scheme and options of a partition, with its seed; empty if it no longer exists."""
     if partition is None:
@@ -112,7 +93,7 @@ def _describe_partition(partition: Artifact | None) -> str:
     dataset = codebook.read(partition).dataset or str(request["dataset"])
     values = {**request.get("options", {}), **{k: v for k, v in request.items() if k not in _CONTENT}}
     chosen = {k: v for k, v in values.items() if k not in ("dataset", "options") and v not in (None, 0, "")}
-    return f"{dataset}: {_assign({**chosen, 'seed': request.get('seed')})}"
+    return f"{dataset}: {assign({**chosen, 'seed': request.get('seed')})}"
 
 
 def _describe_machine(made: Mapping[str, Any]) -> str:

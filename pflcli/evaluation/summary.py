@@ -62,6 +62,8 @@ class ScoredPredictions:
     """the number of validation samples; 0 if it is unknown"""
     losses: Sequence[float] = ()
     """the training loss of each round"""
+    is_stopped: bool = False
+    """whether a number of rounds as ``--patience`` ended its rounds"""
     is_reference: bool = False
     """whether its method stands beside the others and is not ranked"""
     validation: float = math.nan
@@ -139,7 +141,8 @@ def summarize_scores(
     metrics = _Row()
     _add_scores(metrics, items)
     _add_gain(metrics, label, items, identities)
-    rise = convergence.measure_mean_rise([item.curve for item in items], items[0].validation_samples)
+    stopped = any(item.is_stopped for item in items)
+    rise = convergence.measure_mean_rise([item.curve for item in items], items[0].validation_samples, stopped=stopped)
     return {
         "label": label,
         "method": items[0].method,

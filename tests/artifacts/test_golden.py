@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from pflcli.commands.evaluate import evaluate
 from pflcli.commands.personalize import personalize
 from pflcli.commands.show import show
 from pflcli.core.knn.stores import Stores
+from pflcli.core.settings import ADDED, Settings
 
 VERSIONS = sorted((Path(__file__).parents[1] / "golden").glob("schema-*"))
 
@@ -43,6 +45,13 @@ def test_golden_artifacts_of_every_kind_are_verified_and_read(at):
     stores = Stores(packed.blob, packed.bytes, packed.y, packed.offsets)
     neighbours = stores.search(range(4), z.z, z.offsets, 2)
     assert np.isfinite(neighbours.distance).any()
+
+
+@pytest.mark.parametrize("at", VERSIONS, ids=lambda path: path.name)
+def test_settings_that_golden_requests_lack_are_named_as_added(at):
+    """Otherwise the artifacts of that release would be out of date."""
+    recorded = open_artifact(at / "backbone").manifest.request["settings"]
+    assert {field.name for field in fields(Settings)} - {*recorded} <= ADDED
 
 
 @pytest.mark.parametrize("at", VERSIONS, ids=lambda path: path.name)

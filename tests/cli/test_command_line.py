@@ -298,6 +298,8 @@ def test_list_of_one_entry_shows_its_options(pfl, group, name):
     assert ran.out.startswith(card["doc"])
     for option in card["options"]:
         assert re.fullmatch(r"[A-Z][a-z-]+ .*\.", option["meaning"]), "a sentence that begins with a verb"
+        assert not re.search(r"\b(float|int|str|bool|None|MinLen|[A-Z]{2,})\b|\|", option["type"])
+        assert option["default"] not in ("None", "True", "False", "()")
         assert "\t".join([option["option"], option["type"], option["default"], option["meaning"]]) in ran.out
 
 
@@ -307,7 +309,8 @@ def test_list_of_datasets_says_which_data_are_found(pfl, tmp_path):
         entry["name"]: entry["found"]
         for entry in parse_strict_json(pfl("list", "datasets", "--json", "--root", tmp_path).out)
     }
-    assert (available["writers"], available["fashion-mnist"]) == ("with pfl", "fashion_mnist.npz")
+    assert available["writers"] == available["heart-disease"] == "with pfl"
+    assert available["fashion-mnist"] == "fashion_mnist.npz"
     for name, sources in {
         "cifar10": ["cifar-10-batches-py", "cifar10_12k.npz"],
         "v-mnist": ["mnist", "cifar10"],

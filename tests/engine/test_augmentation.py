@@ -137,7 +137,7 @@ def test_request_records_augmentation_only_when_it_is_set(tmp_path):
     settings = {"rounds": 1, "model": "logistic"}
     plain = personalize("fedavg", tmp_path / "p", out=tmp_path / "a", settings=settings)
     changed = personalize("fedavg", tmp_path / "p", out=tmp_path / "b", settings={**settings, "augment": "flip,crop"})
-    assert "augment" not in plain.request["settings"]  # as in artifacts made before there was this setting
+    assert plain.request["settings"]["augment"] == []
     assert changed.request["settings"]["augment"] == ["flip", "crop"]
 
 

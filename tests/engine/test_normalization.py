@@ -85,7 +85,7 @@ def test_every_mode_trains_on_normalized_images(mode, jobs):
 def test_extract_uses_the_normalization_of_its_backbone(small, tmp_path):
     settings = {"model": "mlp", "rounds": 1, "participation": 0.5, "normalize": "dataset"}
     train_global(small.p, tmp_path / "b", settings=settings)
-    assert "normalize" not in open_artifact(small.b).manifest.request["settings"]
+    assert open_artifact(small.b).manifest.request["settings"]["normalize"] == "none"
     assert open_artifact(tmp_path / "b").manifest.request["settings"]["normalize"] == "dataset"
     extract(tmp_path / "b", tmp_path / "e")
     data = partitions.read(open_artifact(small.p))

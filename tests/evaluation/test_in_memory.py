@@ -13,6 +13,7 @@ import pytest
 import pflcli
 from pflcli import Federation, simulate, table
 from pflcli.core.errors import PflError, UsageError
+from pflcli.core.wording import in_python
 
 SETTINGS = {"model": "logistic", "rounds": 6, "lr": 0.01, "participation": 1.0, "eval_every": 1}
 NAMES = ("amber", "birch", "cedar", "delta")
@@ -57,18 +58,30 @@ def test_table_has_the_conclusion_and_the_notes_of_compare(shown, small, tmp_pat
     decision, scope, clients, *_ = frame.attrs["conclusion"]
     assert decision.partition(" (Training")[0] == stored["conclusion"]["sentence"].partition(" (Training")[0]
     assert [scope, clients] == [stored["conclusion"]["scope"], stored["conclusion"]["clients"]]
-    assert {str(warning.message) for warning in caught} == {*stored["warnings"]}
-    assert {*frame.attrs["notes"]} <= {*(compared.path / "table.md").read_text().splitlines()}
+    assert {str(warning.message) for warning in caught} == {in_python(line) for line in stored["warnings"]}
+    said = (compared.path / "table.md").read_text().splitlines()
+    assert {*frame.attrs["notes"]} <= {in_python(line) for line in said}
     assert any(line.startswith("methods learned from training samples") for line in frame.attrs["notes"])
 
 
 def test_table_warns_of_unfinished_training_and_says_what_to_type_in_python(shown):
     frame, warned = shown
-    assert any("still rose" in line for line in warned)
+    assert any("still rose" in line and "rounds=24" in line for line in warned)
+    sentences = [*warned, *frame.attrs["notes"], *frame.attrs["conclusion"]]
+    assert "--" not in " ".join(sentences)
     assert {*warned} <= {*frame.attrs["notes"]}
     assert "(Training is not finished: type rounds=24)" in frame.attrs["conclusion"][0]
     assert "reference, not ranked and not counted among the methods: constant" in frame.attrs["notes"]
     assert any("worst served: " in line and any(name in line for name in NAMES) for line in frame.attrs["conclusion"])
+
+
+def test_run_that_patience_ended_while_accuracy_rose_is_advised_to_be_flat_which_goes_on(federation):
+    settings = {**SETTINGS, "rounds": 60}
+    ended = simulate("fedavg", federation, patience=2, **settings)
+    with pytest.warns(UserWarning, match='type patience="flat"$'):
+        frame = table({"fedavg": ended})
+    assert '(Training is not finished: type patience="flat")' in frame.attrs["conclusion"][0]
+    assert len(simulate("fedavg", federation, patience="flat", **settings).rounds) > len(ended.rounds)
 
 
 def test_table_always_has_the_same_columns(results, shown):

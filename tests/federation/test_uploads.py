@@ -109,7 +109,7 @@ def test_personalize_upload_option_reduces_traffic_and_is_recorded(pfl, small, t
     coded, plain = (open_artifact(tmp_path / name).manifest for name in ("coded", "plain"))
     assert coded.request["settings"]["upload"] == ["clip:1.0", "int8"]
     assert {"uploads/clip", "uploads/int8"} <= set(coded.code)
-    assert "upload" not in plain.request["settings"]
+    assert plain.request["settings"]["upload"] == []
     assert coded.summary["bytes_up"] < 0.3 * plain.summary["bytes_up"]
     wrong = pfl(*line, "--upload", "int9", "-o", tmp_path / "wrong")
     assert (wrong.code, "did you mean 'int8'?" in wrong.err) == (2, True)

@@ -16,10 +16,8 @@ from pflcli.core import methods, registry
 from pflcli.core.errors import ComputationError
 from pflcli.core.federation.run import Run
 from pflcli.core.parameters.model_table import ModelTable
-from pflcli.core.settings import Settings
 from pflcli.core.simulation import absences, callbacks, loop
 from pflcli.plugins.checks.laws.federations import drop_measurements
-from pflcli.workflow.training import run_request
 
 METHODS = (*ONE_OF_EACH_KIND, "knn-per-plus", "fedattn", "fedham", "fedhealth", "fedproto")
 TRAINED = [name for name in METHODS if methods.load(name).has_rounds]
@@ -178,4 +176,3 @@ def test_command_names_the_client_when_it_diverges(pfl, tmp_path):
         rows = list(csv.DictReader(file))
     assert sum(int(row["diverged"]) for row in rows) == int(rounds)
     assert sum(int(row["dropped"]) for row in rows) == facts["summary"]["dropped"] > 0
-    assert "dropout" not in run_request.recorded_settings(Settings())

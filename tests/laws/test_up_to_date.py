@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -14,9 +14,11 @@ from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.kinds import LINEAGE
 from pflcli.artifacts.reader import open_artifact
 from pflcli.core import config, registry
+from pflcli.core.errors import ConflictError
 from pflcli.core.execution import Execution
 from pflcli.core.methods import load
-from pflcli.core.settings import Settings
+from pflcli.core.settings import ADDED, Settings
+from pflcli.workflow.training import run_request
 
 METHODS = registry.names("methods")
 
@@ -39,6 +41,23 @@ def test_options_read_back_from_a_stored_request_are_unchanged(name, cls):
     once = config.plain(config.build(cls, {}, name))
     again = config.plain(config.build(cls, json.loads(json.dumps(once)), name))
     assert json.dumps(again) == json.dumps(once)
+
+
+def test_requests_record_all_settings_but_added_ones_at_their_defaults(monkeypatch):
+    every = {field.name for field in fields(Settings)}
+    assert every >= ADDED
+    assert {*run_request.recorded_settings(Settings())} == every - ADDED
+    monkeypatch.setattr(run_request, "ADDED", frozenset({"dropout"}))
+    assert {*run_request.recorded_settings(Settings())} == every - {"dropout"}
+    assert run_request.recorded_settings(Settings(dropout=0.3)) == config.plain(Settings(dropout=0.3))
+
+
+def test_run_made_before_a_setting_was_added_is_up_to_date(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_request, "ADDED", frozenset({"dropout"}))
+    assert "dropout" not in personalize("ditto", small.p, tmp_path / "m", rounds=1).request["settings"]
+    assert personalize("ditto", small.p, tmp_path / "m", rounds=1, dropout=0.0).decision == "up to date"
+    with pytest.raises(ConflictError, match=r"settings\.dropout: null -> 0\.3"):
+        personalize("ditto", small.p, tmp_path / "m", rounds=1, dropout=0.3)
 
 
 def test_differences_lists_values_that_differ_only_in_json():

@@ -548,6 +548,13 @@ def test_simulate_refuses_what_personalize_refuses(method, arguments, message, s
         simulate(method, small_federation, **{**SETTINGS, **arguments})
 
 
+def test_simulate_says_what_to_type_in_python(small_federation):
+    with pytest.raises(UsageError) as raised:
+        simulate("scaffold", small_federation, optimizer="adam", **SETTINGS)
+    assert raised.value.fix == ("leave out optimizer and clip_gradients",)
+    assert "--" not in str(raised.value)
+
+
 def test_simulate_checks_a_user_network_like_a_named_model(small_federation):
     settings = {name: value for name, value in SETTINGS.items() if name != "model"}
     with pytest.raises(UsageError, match="is for images"):
@@ -555,7 +562,7 @@ def test_simulate_checks_a_user_network_like_a_named_model(small_federation):
 
 
 def test_simulate_warns_of_diverged_clients_and_settings_without_effect(small_federation):
-    with pytest.warns(UserWarning, match="--momentum 0.5 has no effect on scaffold"):
+    with pytest.warns(UserWarning, match="^momentum=0.5 has no effect on scaffold"):
         simulate("scaffold", small_federation, momentum=0.5, **SETTINGS)
     x, y, client = draw_arrays()
     x[client == "amber"] = 3e38

@@ -131,7 +131,7 @@ def test_run_reporting_its_best_round_equals_a_run_of_that_many_rounds(method, s
     last = open_artifact(tmp_path / "four").manifest
     assert last.summary["reported"] == "last round"
     assert "reported_round" not in last.summary
-    assert "report" not in last.request["settings"]  # as in requests from before there was a choice
+    assert last.request["settings"]["report"] == "last"
 
 
 @pytest.mark.parametrize("method", CASES)

@@ -10,7 +10,7 @@ client. With ``--group-scores``: ``groups.csv``, a row per column, method and gr
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 from annotated_types import Len
 from typing_extensions import TypedDict
@@ -104,7 +104,7 @@ class _WorstServed(TypedDict):
 class _Rise(TypedDict):
     rise: float
     rounds: int
-    advised: int
+    advised: int | Literal["flat"]
 
 
 class _TunedMethod(TypedDict):

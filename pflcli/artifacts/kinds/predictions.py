@@ -161,18 +161,9 @@ def count_samples(artifact: Artifact, split: str) -> int:
         return len(file[f"{split}/y"]) if split in file else 0
 
 
-def list_options(artifact: Artifact) -> dict[str, Any]:
-    """Return the training settings and the method's options of predictions, by name."""
-    request = artifact.manifest.request
-    return {**request["settings"], **request["options"]}
-
-
 def learned_splits(artifact: Artifact) -> tuple[str, ...]:
     """Return the splits that the run learned from."""
-    request = artifact.manifest.request
-    # Before `refit` was a training setting, it was an option of some methods.
-    refit = request["settings"].get("refit", request["options"].get("refit", False))
-    return ("train", "validation") if refit else ("train",)
+    return ("train", "validation") if artifact.manifest.request["settings"].get("refit") else ("train",)
 
 
 def is_transductive(artifact: Artifact) -> bool:

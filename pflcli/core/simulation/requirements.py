@@ -14,6 +14,7 @@ from pflcli.core.errors import UnsuitedError, UsageError
 from pflcli.core.federation import aggregators, uploads
 from pflcli.core.methods import Method
 from pflcli.core.settings import AUTO, Settings
+from pflcli.core.wording import as_typed
 
 
 def resolve_names(settings: Settings) -> Settings:
@@ -81,8 +82,8 @@ def require_body(name: str, method: Method, settings: Settings, net: nn.Module) 
 def describe_ignored(name: str, method: Method, settings: Settings) -> Iterator[str]:
     """Yield a message for each setting that differs from its default and has no effect on the method."""
     if settings.round_metric is not None and not settings.compares_rounds:
-        yield f"--round-metric {settings.round_metric} has no effect without --report best or --patience N"
+        yield f"--round-metric {settings.round_metric} has no effect without --report best or --patience"
     for setting in method.IGNORES:
         value = getattr(settings, setting)
         if value != getattr(Settings(), setting):
-            yield f"--{setting.replace('_', '-')} {value} has no effect on {name}"
+            yield f"--{setting.replace('_', '-')} {as_typed(value)} has no effect on {name}"

@@ -36,6 +36,7 @@ from pflcli.core.simulation.create_run import create_run
 from pflcli.core.simulation.federation import Federation
 from pflcli.core.simulation.predict import client_batches
 from pflcli.core.simulation.progress import Progress
+from pflcli.core.wording import WordedInPython, in_python
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -149,6 +150,7 @@ class Result:
         return found
 
 
+@WordedInPython()
 def simulate(
     method: str | ModuleType | Any,
     federation: Federation,
@@ -262,7 +264,7 @@ def _collect(
     absences.require_finite(run, name, flags)
     missing = absences.summarize([*progress.before, *progress.rows], federation.client_names)
     for line in absences.describe(missing | absences.name_flagged(flags, federation.client_names)):
-        warnings.warn(f"{name}: {line}", stacklevel=3)
+        warnings.warn(in_python(f"{name}: {line}"), stacklevel=4)
     predictions = {
         split: Predictions(
             parts["p"],
@@ -352,7 +354,7 @@ def _require_suited(
     requirements.require_suited(name, method, settings, federation.task.kind, federation.task.outputs)
     requirements.require_body(name, method, settings, net)
     for line in requirements.describe_ignored(name, method, settings):
-        warnings.warn(line, stacklevel=3)
+        warnings.warn(in_python(line), stacklevel=4)
 
 
 def embed(run: Run, backbone: Params) -> dict[str, Embedded]:

@@ -10,16 +10,16 @@ methods with the best score.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.core.metrics import catalogue
 from pflcli.core.metrics.metric import Metric
-from pflcli.core.wording import counted, listed
+from pflcli.core.wording import counted, in_python, listed
 from pflcli.evaluation.metrics import gains
 from pflcli.evaluation.metrics.gains import Estimate
 from pflcli.evaluation.presentation import tables
@@ -46,11 +46,6 @@ _NOT_WORSE = (
     "baseline by the interval of its gain, others by Holm's correction). The test depends on how much clients differ, "
     "so a lower score can have this mark where a higher one has not."
 )
-
-
-def spell_option(name: str, value: str) -> str:
-    """Return an option of the command line as a user types it."""
-    return f"--{name} {value}"
 
 
 @dataclass(frozen=True)
@@ -80,8 +75,8 @@ class Conclusion:
     """the gain that no compared method exceeds, by the upper ends of their intervals"""
     level: float = gains.LEVEL
     """the coverage of all intervals together"""
-    unfinished: int | None = None
-    """the rounds after which a compared method was still improving"""
+    unfinished: int | Literal["flat"] | None = None
+    """the rounds, or the patience, that are advised as a compared method was still improving"""
     alone: str | None = None
     """the row of training alone that methods were also compared with"""
 
@@ -89,7 +84,8 @@ class Conclusion:
     def read(cls, metrics: Mapping[str, Any]) -> Conclusion:
         """Return the conclusion in stored metrics."""
         known = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in metrics["conclusion"].items() if name in known})
+        stored = cls(**{name: value for name, value in metrics["conclusion"].items() if name in known})
+        return replace(stored, sentence=in_python(stored.sentence)) if metrics.get("in_memory") else stored
 
     def record(self) -> dict[str, Any]:
         """Return the entry of ``metrics.json``."""
@@ -132,6 +128,11 @@ def set_intervals(gain: dict[str, Any], level: float, *, is_fraction: bool) -> N
             spread["interval"] = np.clip(interval, -1, 1).tolist() if is_fraction else [*interval]
 
 
+def spell_advice(advised: int | str) -> str:
+    """Return the option to type for training that is not finished: more rounds, or "flat" as patience."""
+    return f"--patience {advised}" if advised == "flat" else f"--rounds {advised}"
+
+
 def is_compared(row: Row, baseline: str | None) -> bool:
     """Return whether a row is a method with an interval against the baseline."""
     return row["label"] != baseline and not row.get("reference") and "p" in row["metrics"].get("gain", {})
@@ -143,13 +144,12 @@ def conclude(
     metric: str = "accuracy",
     level: float = gains.LEVEL,
     majority: float | None = None,
-    spell: Callable[[str, str], str] = spell_option,
 ) -> Conclusion:
     """Return the conclusion from the rows of a table, whose gains ``judge_gains`` has judged.
 
     ``baseline`` is the label of its row, ``global`` or None. ``metric`` ranks the methods, and gains are in it.
     ``majority`` is the share of the most frequent class, which a baseline that has learned something exceeds; a row of
-    the method ``constant`` takes its place. ``spell`` writes an option as users of this output type it.
+    the method ``constant`` takes its place.
     """
     entry = catalogue.METRICS[metric]
     ranked = sorted((row for row in rows if not row.get("reference")), key=lambda row: -entry.rank(_score(row, metric)))
@@ -157,7 +157,8 @@ def conclude(
     bounds = {label: row["metrics"]["gain"]["interval"] for label, row in compared.items()}
     better = [label for label, (low, _) in bounds.items() if low > 0]
     worse = [label for label, (_, high) in bounds.items() if high < 0]
-    unfinished = max((row["unfinished"]["advised"] for row in ranked if "unfinished" in row), default=None)
+    advised = {row["unfinished"]["advised"] for row in ranked if "unfinished" in row}
+    unfinished = max(advised - {"flat"}, default=None) or max(advised, default=None)
     worth = [label for label in better if _exceeds_alone(compared[label], rows)]
     answer = PAYS if worth else UNKNOWN if not compared else WORSE if len(worse) == len(compared) else NO_GAIN
     answer = answer if worth or not better else ALONE_IS_BETTER if _is_below_alone(ranked) else NOT_OVER_ALONE
@@ -179,9 +180,9 @@ def conclude(
         else:
             sentence = _describe_worse(compared, over, alone, by, base, entry)
         sentence += _describe_baseline(rows, chosen, str(baseline), metric, majority)
-    sentence += "" if unfinished is None else f" (Training is not finished: type {spell('rounds', str(unfinished))})"
+    sentence += "" if unfinished is None else f" (Training is not finished: type {spell_advice(unfinished)})"
     return Conclusion(
-        sentence=sentence + _propose_seeds(chosen, answer, level, spell),
+        sentence=sentence + _propose_seeds(chosen, answer, level),
         scope="" if answer == UNKNOWN else _describe_scope(chosen, over, alone, entry),
         clients=_describe_clients(chosen, over, entry, is_judged=answer != UNKNOWN),
         harm="" if answer == WORSE else _describe_harm(compared, worse, over, entry),
@@ -428,7 +429,7 @@ def _say_seeds(row: Row) -> str:
     return f", positive under {'each' if positive == seeds else positive} of {seeds} seeds"
 
 
-def _propose_seeds(row: Row, answer: str, level: float, spell: Callable[[str, str], str]) -> str:
+def _propose_seeds(row: Row, answer: str, level: float) -> str:
     """Return the seeds to type if there is a single one, or if a gain is not shown and more may show it.
 
     More clients may show it, and no seeds, if the interval that many seeds would leave includes 0. A higher ``level``
@@ -443,7 +444,7 @@ def _propose_seeds(row: Row, answer: str, level: float, spell: Callable[[str, st
         return ""
     more = [*seeds, *(seed for seed in range(len(seeds) + 2) if seed not in seeds)][: len(seeds) + 2]
     why = "More seeds may decide it" if is_open else "One seed does not show how much training varies"
-    return f" ({why}: type {spell('seeds', ','.join(map(str, more)))})"
+    return f" ({why}: type --seeds {','.join(map(str, more))})"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pflcli.core.metrics import catalogue
-from pflcli.core.wording import as_typed, counted
+from pflcli.core.wording import as_typed, counted, in_python
 from pflcli.evaluation.metrics import gains
 from pflcli.evaluation.presentation import further_tables, tables
 
@@ -221,4 +221,5 @@ def list_notes(metrics: Mapping[str, Any]) -> list[str]:
     for label, seeds in metrics.get("failed", {}).items():
         failed.setdefault(", ".join(map(str, seeds)), []).append(f"`{label}`")
     lines += [f"{', '.join(labels)} failed under seed {seeds}" for seeds, labels in failed.items()]
-    return [*lines, *metrics.get("warnings", ())]
+    lines += metrics.get("warnings", ())
+    return [in_python(line) for line in lines] if metrics.get("in_memory") else lines

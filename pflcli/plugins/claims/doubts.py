@@ -10,7 +10,7 @@ import numpy as np
 
 from pflcli.core import scores
 from pflcli.core.wording import as_typed, counted
-from pflcli.evaluation import convergence, stored_scores
+from pflcli.evaluation import changed_options, convergence
 from pflcli.plugins.claims.claims_file import Claim
 from pflcli.plugins.claims.comparisons import Cell
 from pflcli.plugins.claims.judge import Runs, is_of_scores
@@ -26,7 +26,7 @@ def list_options(cell: Cell, runs: Runs) -> dict[str, str]:
     for name in _list_methods(cell, runs):
         items = [*runs.scored[name].values()]
         sets = [
-            stored_scores.list_set_options(item.method, item.artifact.manifest.request["options"]) for item in items
+            changed_options.list_set_options(item.method, item.artifact.manifest.request["options"]) for item in items
         ]
         shared = {key: value for key, value in sets[0].items() if all(each.get(key) == value for each in sets)}
         if shared:

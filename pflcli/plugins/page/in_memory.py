@@ -17,9 +17,8 @@ from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.core import config, registry
-from pflcli.core.settings import Settings
 from pflcli.core.tasks import CLASSES
-from pflcli.evaluation import figures, in_memory, scoring, stored_scores
+from pflcli.evaluation import changed_options, figures, in_memory, scoring, stored_scores
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.in_memory import Compared
 from pflcli.evaluation.lineage import Lineage
@@ -150,9 +149,9 @@ def _spell(sources: Sequence[Source]) -> str:
     first = sources[0]
     if not _is_result(first):
         return repr([*map(str, sources)])
-    usual, settings = config.plain(Settings()), config.plain(first.settings)
-    options = stored_scores.list_set_options(first.method, config.plain(first.run.cfg))
-    words = [f"{name}={value!r}" for name, value in settings.items() if value != usual.get(name)]
+    settings = config.plain(first.settings)
+    options = changed_options.list_set_options(first.method, config.plain(first.run.cfg))
+    words = [f"{name}={value!r}" for name, value in changed_options.list_set_settings(settings).items()]
     if not registry.exists("models", str(settings["model"]).partition(":")[0]):
         words[0] = f"model={settings['model']}"  # a class or a function of the user
     words += [f"options={options!r}"] if options else []

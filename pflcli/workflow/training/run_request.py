@@ -8,7 +8,7 @@ from pflcli.artifacts.reader import Artifact
 from pflcli.core import config, methods, registry
 from pflcli.core.errors import UnsuitedError, UsageError
 from pflcli.core.methods import Method
-from pflcli.core.settings import Settings, omitted
+from pflcli.core.settings import ADDED, Settings
 
 
 def load_method(artifact: Artifact) -> Method:
@@ -41,12 +41,11 @@ def require_files(artifact: Artifact) -> None:
 
 
 def recorded_settings(settings: Settings) -> dict[str, Any]:
-    """Return the settings as a request records them."""
-    defaults, names = config.plain(Settings()), omitted()
-    values = config.plain(settings)
+    """Return the settings as a request records them: all, but for those in ``ADDED`` at their defaults."""
+    defaults, values = config.plain(Settings()), config.plain(settings)
     if settings.round_metric is not None:
         values["round_metric"] = settings.compares_rounds_by
-    return {key: value for key, value in values.items() if key not in names or value != defaults[key]}
+    return {key: value for key, value in values.items() if key not in ADDED or value != defaults[key]}
 
 
 def describe_run(method: str, cfg: Any, settings: Settings, seed: int) -> dict[str, Any]:

@@ -15,11 +15,13 @@ from pflcli.artifacts.kinds.predictions import Predictions, SplitPredictions
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.evaluate import evaluate
-from pflcli.core import scores
+from pflcli.core import config, methods, scores
 from pflcli.core.errors import UsageError
+from pflcli.core.settings import Settings
 from pflcli.core.simulation import heterogeneity
 from pflcli.evaluation.charts import clients as pictures
 from pflcli.evaluation.metrics.client_relations import list_weights, summarize_attention
+from pflcli.workflow.training import run_request
 
 
 def test_per_client_mean_is_nan_for_clients_without_samples():
@@ -110,13 +112,13 @@ def test_label_divergence_samples_pairs_only_above_the_limit(pairs, draws):
 SIZES, Y = [4, 0, 2], np.asarray([0, 1, 0, 1, 1, 1])
 
 
-def store(folder, method, guesses, *, seed=0, baseline=None, options=None, shift=0):
+def store(folder, method, guesses, *, seed=0, baseline=None, options=None, settings=None, shift=0):
     """Predictions that guess these classes, for three clients of 4, 0 and 2 samples."""
     parts = {"p": np.eye(2, dtype=np.float32)[guesses] * 0.8 + 0.1}
     if baseline is not None:
         parts["global"] = np.eye(2, dtype=np.float32)[baseline]
     answers = SplitPredictions(parts, Y, np.arange(6) + shift, np.cumsum([0, *SIZES]))
-    request = {"method": method, "options": options or {}, "settings": {}, "seed": seed}
+    request = {"method": method, "options": options or {}, "settings": settings or {}, "seed": seed}
     stored = Predictions({"test": answers}, {"lambda": np.asarray([0.1, 0.5, 0.9])})
     return store_predictions(folder, request, stored, seconds_inputs=1.5, bytes_up=10**6, bytes_down=2 * 10**6)
 
@@ -188,6 +190,26 @@ def test_methods_of_the_same_name_get_different_labels(tmp_path):
         evaluate([twins[0], twins[0]], tmp_path / "f")
     with pytest.raises(UsageError, match="baseline 'ditto'"):
         evaluate(artifacts, tmp_path / "f", baseline="ditto")
+
+
+def test_labels_of_runs_have_only_what_differs_from_other_runs_and_from_defaults(tmp_path):
+    changes = [{}, {"lr": 0.03}, {"lr": 0.03, "dp_noise": 0.5, "dp_delta": 1e-5}, {"augment": ("flip", "crop")}]
+    runs = [("ditto", {}, each) for each in changes]
+    runs += [("ditto", {"lam": 2.0}, {}), ("fedavg", {}, {"lr": 0.5})]
+    artifacts = [
+        store(
+            tmp_path / str(index),
+            method,
+            [0] * 6,
+            options=config.plain(config.build(methods.load(method).Config, options, method)),
+            settings=run_request.recorded_settings(Settings(model="mlp", **settings)),
+        )
+        for index, (method, options, settings) in enumerate(runs)
+    ]
+    evaluate(artifacts, tmp_path / "e")
+    labels = [row["label"] for row in metrics(tmp_path / "e")["methods"]]
+    private = "ditto dp_delta=1e-05 dp_noise=0.5 lr=0.03"
+    assert {*labels} == {"ditto", "ditto lr=0.03", private, "ditto augment=flip,crop", "ditto lam=2.0", "fedavg"}
 
 
 def test_evaluation_plots_are_deterministic(tmp_path):

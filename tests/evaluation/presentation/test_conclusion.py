@@ -199,8 +199,9 @@ def test_training_that_is_not_finished_qualifies_every_answer():
         assert found.unfinished == 120
     reference = make_row("pooled", 0.9, 0.1, None, unfinished=rising, reference=True)
     assert conclude(make_row("a", 0.8, 0.0, [-0.1, 0.1], seeds=SEEDS), reference).unfinished is None
-    spelled = conclude(row, spell=lambda name, value: f"{name}={value}").sentence
-    assert "type rounds=120)" in spelled
+    stopped = make_row("b", 0.9, 0.0, [-0.1, 0.1], seeds=SEEDS, unfinished={**rising, "advised": "flat"})
+    assert "(Training is not finished: type --patience flat)" in conclude(stopped).sentence
+    assert "(Training is not finished: type --rounds 120)" in conclude(row, stopped).sentence
 
 
 def test_a_baseline_below_the_most_frequent_class_is_said_in_the_same_sentence():
@@ -453,6 +454,18 @@ def test_run_whose_accuracy_still_rises_suggests_more_rounds(pfl, small, tmp_pat
     assert warning in ran.err
     assert warning in (tmp_path / "e" / "table.md").read_text()
     assert (tmp_path / "e" / "table.csv").is_file()
+
+
+def test_run_that_patience_ended_while_accuracy_rose_suggests_patience_and_not_rounds(pfl, small, tmp_path):
+    words = ("--model", "logistic", "--rounds", 80, "--lr", 0.02, "--eval-every", 1, "--participation", 1)
+    for patience, advice in ((2, "--patience flat"), ("flat", "--rounds 320")):  # flat goes on to round 80
+        ran = pfl("train-global", small.p, "-o", tmp_path / f"{patience}", *words, "--patience", patience)
+        assert [line.partition(": type ")[2] for line in ran.err.splitlines() if "still rose" in line] == [advice]
+    personalize("fedavg", tmp_path / "2", tmp_path / "m")
+    pfl("evaluate", tmp_path / "m", "-o", tmp_path / "e")
+    facts = json.loads((tmp_path / "e" / "metrics.json").read_text())
+    assert "(Training is not finished: type --patience flat)" in facts["conclusion"]["sentence"]
+    assert "--rounds" not in " ".join(facts["warnings"])
 
 
 def test_run_of_one_round_does_not_suggest_more_rounds(pfl, small, tmp_path):

@@ -190,7 +190,8 @@ def test_run_without_privacy_records_no_guarantee(pfl, small, tmp_path):
     assert pfl("train-global", small.p, "-o", tmp_path / "b", *FAST).code == 0
     manifest = open_artifact(tmp_path / "b").manifest
     assert "privacy" not in manifest.summary
-    assert not [name for name in manifest.request["settings"] if name.startswith("dp_")]
+    private = [value for name, value in manifest.request["settings"].items() if name.startswith("dp_")]
+    assert private == [None] * 5
 
 
 @pytest.mark.parametrize(
