@@ -208,7 +208,6 @@ assert frame.loc["stored", "steps_off"] == frame.loc["fedavg", "steps_off"]
         ("export d -o x", "what opens stored models reads classes, and the task is ordinal"),
         ("predict d grades.csv", "what opens stored models reads classes, and the task is ordinal"),
         ("audit d -o x", "what opens stored models reads classes, and the task is ordinal"),
-        ("extract c/seed-0/backbone -o x", "pfl extract reads classes"),
         ("federation create d -o x", "pfl federation reads classes"),
         ("show --plot x.svg p", "the picture of a partition reads classes"),
     ],
@@ -228,6 +227,9 @@ KNOWS_CLASSES = re.compile(
 """How code asks whether labels are classes."""
 ALLOWED = {
     "plugins/accelerated/offers.py": "compiled loops have the loss of classes only",
+    "methods/alone.py": "classifiers, or models of numbers",
+    "methods/knn_per.py": "votes for classes, or means of neighbours",
+    "methods/knn_per_extended.py": "votes that hide distances",
     "methods/constant.py": "frequencies of classes, or a mean label",
     "artifacts/client_blocks.py": "checks labels without PyTorch",
     "workflow/training/run_spec.py": "needs no import for classes",

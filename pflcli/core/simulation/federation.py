@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli.core import config, datasets, registry, rng, schemes, splits, tasks
+from pflcli.core import config, datasets, registry, rng, schemes, splits
 from pflcli.core.datasets import SPLITS, Samples
 from pflcli.core.engine import federation as engine
 from pflcli.core.engine.tasks import Task
@@ -85,7 +85,10 @@ class Federation(engine.Federation):
         """
         if task is not None and classes is not None:
             raise UsageError("task and classes both say what models predict", "give one of them")
-        task = tasks.parse(task, unit) if isinstance(task, str) else task
+        if isinstance(task, str):
+            from pflcli.core import tasks  # here, so that a simulation of classes does not load it
+
+            task = tasks.parse(task, unit)
         if not isinstance(task, Task | None):
             raise UsageError(f"task is {task!r}, not a task", 'task="quantity", or an object of Task')
         if task is None:
