@@ -248,6 +248,7 @@ ALLOWED = {
     "plugins/page/in_memory.py": "pictures of the classes of clients, and of accuracy by round",
     "plugins/page/runs.py": "pictures of the classes of clients, and of accuracy by round",
     "evaluation/round_costs.py": "rounds to an accuracy",
+    "evaluation/coverage.py": "sets of classes, or intervals of numbers",
     "evaluation/scoring.py": "shares of the most frequent class",
 }
 """The files that may ask, each with its reason: for another task they do nothing, or refuse."""

@@ -72,9 +72,9 @@ def score(
     return pair_with_baseline(scored, baseline)
 
 
-def require_classes(kind: str, options: Mapping[str, Any]) -> None:
-    """Raise UsageError for an option that is given and is about classes, if the task is another."""
-    for name, value in options.items():
+def require_classes(kind: str, outputs: int, target: float | None, level: float | None) -> None:
+    """Raise UsageError for a target accuracy unless labels are classes, and for sets of neither these nor numbers."""
+    for name, value in {"--target": target, "--coverage": None if outputs == 1 else level}.items():
         if value is not None and kind != tasks.CLASSES:
             raise UsageError(f"{name} is for classes, and the task is {kind}", f"leave out {name}")
 
