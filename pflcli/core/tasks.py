@@ -13,6 +13,7 @@ from pflcli.core.errors import UsageError, closest
 
 CLASSES = "classes"
 """The task whose labels are numbers of classes."""
+_MAX_UNIT = 20
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ def find(kind: str) -> Kind:
 
 def parse(word: str, unit: str) -> Any:
     """Return the task of ``--task word --unit unit``, None for classes; raises UsageError for an unknown one."""
+    if not unit.isprintable() or "|" in unit or len(unit) > _MAX_UNIT:
+        raise UsageError(f"--unit {unit!r} is no short word without '|', which separates columns", "--unit EUR")
     kind, _, option = word.partition(":")
     return find(kind).task.from_word(option, unit) if kind != CLASSES or option else None
 

@@ -70,6 +70,7 @@ def test_few_whole_numbers_are_classes_unless_a_task_is_given(table):
     [
         ({"task": "quantities"}, ("unknown task 'quantities'", "did you mean 'quantity'")),
         ({"task": "quantity:hubert"}, ("unknown loss 'hubert'", "did you mean 'huber'")),
+        ({"task": "quantity", "unit": "EUR|USD"}, ("--unit 'EUR|USD' is no short word", "--unit EUR")),
         ({"task": "count:huber"}, ("count has none", "--task count")),
         ({"unit": "EUR", "label": "visits"}, ("--unit EUR is for labels that are numbers", "--task quantity")),
         ({"task": "quantity", "label": "cost>1"}, ("a condition in --label makes classes", "--task is quantity")),
