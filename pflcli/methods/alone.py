@@ -41,7 +41,7 @@ class Config:
 
     model: Literal["choose", "logistic", "lda", "forest", "boosting", "linear"] = "choose"
     """train this model; choose takes the best of logistic, lda and forest for classes, and of linear and forest for
-    numbers, by cross-validation. Boosting is for at most a hundred features"""
+    numbers, by cross-validation. For classes, linear is logistic. Boosting is for at most a hundred features"""
 
 
 def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) -> Predictor:
@@ -63,7 +63,8 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
 def fit(run: Run, samples: NDArray[Any], y: NDArray[Any], draw: np.random.Generator) -> classifiers.Classifier:
     """Train the model that the options name on samples (n, ...) with labels (n,) of the run's task."""
     if run.task.kind == "classes":
-        return classifiers.fit(samples, y, run.federation.classes, run.cfg.model, draw)
+        model = "logistic" if run.cfg.model == "linear" else run.cfg.model
+        return classifiers.fit(samples, y, run.federation.classes, model, draw)
     is_count = run.task.kind == "count"
     return regressors.fit(samples, y, run.task.default(), run.cfg.model, draw, are_counts=is_count)
 

@@ -35,7 +35,7 @@ class Config:
 
     model: Literal["choose", "logistic", "lda", "forest", "boosting", "linear"] = "choose"
     """train this model; choose takes the best of logistic, lda and forest for classes, and of linear and forest for
-    numbers, by cross-validation. Boosting is for at most a hundred features"""
+    numbers, by cross-validation. For classes, linear is logistic. Boosting is for at most a hundred features"""
 
 
 def setup(run: Run) -> dict[str, object]:

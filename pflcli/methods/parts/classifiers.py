@@ -68,10 +68,8 @@ def fit(samples: Array, y: NDArray[np.int64], classes: int, model: str, draw: np
     """Train ``model`` on ``samples`` (n, ...), which are uint8 images, float32 features or tokens, with labels (n,).
 
     With a single class this class is predicted, and without samples all classes are equally likely. Raises
-    UnsuitedError for a model of numbers, and for boosting with more than a hundred features.
+    UnsuitedError for boosting with more than a hundred features.
     """
-    if model == "linear":
-        raise UnsuitedError("model=linear learns numbers, and labels are classes", "--set model=logistic, or choose")
     read = learn_features(samples)
     features = read(samples)
     if model == "boosting" and features.shape[1] > MAX_BOOSTED_FEATURES:
