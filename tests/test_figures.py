@@ -30,8 +30,8 @@ HELD = {
     "circles of files": 0,
     "circles of packages": 0,
     "lines of the longest function": 59,
-    "files that a new kind of task changes": 2,
-    "lines outside plug-ins and methods": 46_587,
+    "files that a new kind of task changes": 1,
+    "lines outside plug-ins, methods and tasks": 46_714,
     "functions run before the first weight changes, pfl personalize": 395,
     "functions run before the first weight changes, simulate": 227,
 }
@@ -198,8 +198,13 @@ MEASURES = {
     "circles of packages": lambda: len(circles_of_packages()),
     "lines of the longest function": lambda: max(map(_count_code, _functions())),
     "files that a new kind of task changes": lambda: len(PATCH),
-    "lines outside plug-ins and methods": lambda: _count_lines(
-        [file for file in FILES if file.relative_to(ROOT).parts[0] not in {"plugins", "methods"}]
+    "lines outside plug-ins, methods and tasks": lambda: _count_lines(
+        [
+            file
+            for file in FILES
+            if file.relative_to(ROOT).parts[0] not in {"plugins", "methods"}
+            and file.parent != ROOT / "core" / "engine" / "tasks"
+        ]
     ),
     "functions run before the first weight changes, pfl personalize": _count_functions_of_personalize,
     "functions run before the first weight changes, simulate": lambda: _count_functions_run(_IN_MEMORY),

@@ -10,7 +10,7 @@ from torch.nn import functional
 from pflcli.core import models, parameters, rng
 from pflcli.core.engine.engine import Engine
 from pflcli.core.engine.federation import Federation
-from pflcli.core.engine.task import Classification
+from pflcli.core.engine.tasks.classes import Classification
 from pflcli.plugins.checks.laws import federations
 from pflcli.workflow.admission import small_federation as small
 from pflcli.workflow.admission.small_federation import CLASSES, CLUSTER, FEATURES, ONE_CLASS, SIZES

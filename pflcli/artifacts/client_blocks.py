@@ -78,8 +78,10 @@ def check(where: str, bounds: NDArray[np.int64], *lengths: int) -> None:
 
 
 def check_labels(where: str, y: NDArray[Any], classes: int, labels: Labels | None = None) -> None:
-    """Raise InputError unless ``y`` (n,) are int64 labels 0..``classes`` - 1, or ``labels`` of another task."""
+    """Raise InputError unless ``y`` (n,) are int64 labels 0..``classes`` - 1, or float64 ``labels`` of another task."""
     if labels is not None and labels.kind != CLASSES:
+        if y.ndim != 1 or y.dtype != np.float64:
+            raise InputError(f"{where} is inconsistent: labels must be a list of float64 numbers")
         labels.task().check(where, y)
         return
     if y.ndim != 1 or y.dtype != np.int64 or (len(y) and not (y.min() >= 0 and y.max() < classes)):

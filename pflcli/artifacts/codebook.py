@@ -131,7 +131,7 @@ class Codebook:
     missing values not filled in. A ``sd`` of 0 marks a constant. If each client was standardized by its own samples,
     ``scales`` has the numbers, and ``mean`` and ``sd`` are empty. ``complete`` is always true. ``encoder`` is the
     network that computed the features, None if there is none. ``dialect`` is how the user's tables are written, None if
-    no option was needed to read them.
+    no option was needed to read them. ``unit`` is that of labels that are numbers; empty if it is not known.
     """
 
     __pydantic_config__ = _FORMAT
@@ -147,6 +147,7 @@ class Codebook:
     scales: tuple[ClientScale, ...] = ()
     encoder: Encoder | None = None
     dialect: Dialect | None = None
+    unit: str = ""
 
     def client_names(self, count: int) -> list[str]:
         """Return the names of ``count`` clients, or their numbers if the names are unknown."""
@@ -170,7 +171,7 @@ def to_fields(codebook: Codebook) -> dict[str, Any]:
             del column["size"]
     if codebook.dialect is not None:
         fields["dialect"] = codebook.dialect.given()
-    return {key: value for key, value in fields.items() if value or key not in ("scales", "encoder", "dialect")}
+    return {key: value for key, value in fields.items() if value or key not in ("scales", "encoder", "dialect", "unit")}
 
 
 def read(artifact: Artifact) -> Codebook:

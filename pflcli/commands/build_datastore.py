@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts import client_blocks, codebook
-from pflcli.artifacts.kinds import datastore, embeddings
+from pflcli.artifacts.kinds import datastore, embeddings, read_labels, require_classes
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_one
@@ -119,6 +119,8 @@ class _Job:
 
 def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
     """Build the stores of all clients and write them."""
+    if job.prototypes is not None:
+        require_classes(job.source.manifest, "--prototypes")
     splits = embeddings.read(job.source)
     count = len(splits["train"].offsets) - 1
     capacity = capacities.draw_capacities(job.capacity, job.capacity_spread, count, job.seed)
@@ -176,5 +178,6 @@ def _summary(job: _Job, rows: list[int], kinds: list[str], sizes: list[int], exe
         "bytes_client": {"mean": round(total / max(count, 1), 1), "min": min(sizes), "max": max(sizes)},
         "capacity": job.capacity,
         **({} if is_exact else {"exact_instead": replaced}),
+        **read_labels(job.source.manifest, 0).facts(),
     }
     return Built(summary, {})

@@ -24,6 +24,7 @@ from pflcli.core import config, datasets, foreign, sources
 from pflcli.core.datasets import SPLITS, Samples
 from pflcli.core.errors import InputError, UsageError
 from pflcli.core.execution import Execution
+from pflcli.core.tasks import Labels
 from pflcli.data.preparation import imported_dataset
 from pflcli.options.embed import Embed
 from pflcli.options.function import command
@@ -78,7 +79,8 @@ def embed(asked: Embed) -> Outcome:
     def build(writer: ArtifactWriter) -> Built:
         encoder.to(device)
         features = _embed(encoder, samples.x, writer, execution, threads)
-        classes = book.class_names(samples.classes)
+        labels = None if samples.task is None else Labels.of(samples.task)
+        classes = book.class_names(samples.classes) if labels is None else []
         stored = artifact.Dataset(
             features,
             samples.y,
@@ -89,11 +91,14 @@ def embed(asked: Embed) -> Outcome:
             is_ordered=samples.ordered,
             coarse=samples.coarse,
             kept=samples.kept,
+            labels=labels,
         )
-        artifact.write(writer, stored, Codebook(book.dataset, (), tuple(classes), encoder=encoder.facts))
+        known = Codebook(book.dataset, (), tuple(classes), encoder=encoder.facts, unit=book.unit)
+        artifact.write(writer, stored, known)
         summary = imported_dataset.summarize(stored, 0)
         execution.reporter.say(
-            f"{len(features)} images of {len(classes)} classes, {features.shape[1]} features by {encoder.facts}"
+            f"{len(features)} images {f'of {len(classes)} classes' if labels is None else f'with a {labels.kind}'}, "
+            f"{features.shape[1]} features by {encoder.facts}"
         )
         weights = os.path.relpath(choice.file.resolve(), Path(asked.out).resolve())
         return Built(

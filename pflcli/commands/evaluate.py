@@ -61,9 +61,9 @@ def evaluate(asked: Evaluate) -> Outcome:
     twice = {a.manifest.fingerprint: a.path for a in artifacts}
     if len(twice) < len(artifacts):
         raise UsageError("the same predictions are given twice")
-    kind = read_labels(artifacts[0].manifest, 0).kind
-    metric_names = named or tasks.find(kind).metrics[:1]
-    scoring.require_classes(kind, {"--target": asked.target, "--coverage": asked.coverage})
+    labels = read_labels(artifacts[0].manifest, 0)
+    metric_names = named or tasks.find(labels.kind).metrics[:1]
+    scoring.require_classes(labels.kind, labels.outputs, asked.target, asked.coverage)
     for artifact in artifacts[1:]:
         codebook.require_same(artifacts[0], artifact, "classes")
     inputs = tuple(a.as_input(f"predictions {i}", Path(asked.out)) for i, a in enumerate(artifacts))

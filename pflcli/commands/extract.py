@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from pflcli.artifacts import client_blocks, codebook
-from pflcli.artifacts.kinds import embeddings, require_classes
+from pflcli.artifacts.kinds import embeddings, read_labels
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.backbone import read_tensors
 from pflcli.artifacts.make import Built, Outcome, make
@@ -49,7 +49,6 @@ def extract(asked: Extract) -> Outcome:
     backbone = open_one(asked.source, "backbone", chosen=Chosen(asked.method, asked.seed))
     trained_on = require_ancestor(backbone, "partition")
     chosen = trained_on if asked.partition is None else open_one(asked.partition, "partition")
-    require_classes(chosen.manifest, "pfl extract")
     execution = execution.reading(chosen.path)
     request = backbone.manifest.request
     if asked.partition is not None:
@@ -80,6 +79,7 @@ def extract(asked: Extract) -> Outcome:
         codebook.write(work, codebook.read(chosen))
         execution.reporter.say(f"{len(data.y)} samples, {dimension}-d")
         summary = {"samples": len(data.y), "dimension": dimension, "clients": len(run.clients)}
+        summary |= read_labels(chosen.manifest, 0).facts()
         return Built(summary, {"device": hardware.device(execution.device), "threads": run.engine.threads})
 
     needed_bytes = _estimate_bytes(chosen, backbone) if asked.layer is None else 0

@@ -17,6 +17,8 @@ from pflcli.artifacts.kinds.dataset import ColumnProfile
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.core import tasks
+from pflcli.core.engine.tasks import Task
 from pflcli.core.errors import ConflictError, InputError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.core.wording import counted, listed
@@ -94,8 +96,18 @@ def import_data(asked: ImportData) -> Outcome:
         missing, standardize_by = missing or earlier.missing, earlier.standardize
     if not files or isinstance(asked.data, Path | str):
         _require_outside(path, Path(asked.out))
+    task = tasks.parse(asked.task or tasks.CLASSES, asked.unit or "")
+    if asked.unit and task is None:
+        raise UsageError(f"--unit {asked.unit} is for labels that are numbers", "--task quantity, or --task count")
     conversion = Conversion(
-        source, missing or "error", standardize_by, earlier, asked.classes, encoder, asked.drop_duplicates
+        source,
+        missing or "error",
+        standardize_by,
+        earlier,
+        task if earlier is None else earlier.task(),
+        asked.task,
+        encoder,
+        asked.drop_duplicates,
     )
     build = partial(conversion.build, execution=execution)
     outcome = make(asked.out, ArtifactSpec("dataset", conversion.request()), execution, build)
@@ -117,8 +129,9 @@ def _columns(names: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
 
 def _check_effects(asked: ImportData, standardize_by: str, earlier: Earlier | None) -> None:
     """Raise UsageError for an option that has no effect or contradicts the ``earlier`` import."""
-    if asked.classes and earlier is not None:
-        raise UsageError("--classes has no effect with --like, which gives the classes", "leave out --classes")
+    for name in ("task", "unit"):
+        if getattr(asked, name) is not None and earlier is not None:
+            raise UsageError(f"--{name} has no effect with --like, which gives it", f"leave out --{name}")
     if asked.encoder_name is not None and not asked.embeddings:
         raise UsageError("--encoder-name has an effect only with --embeddings", "add --embeddings, or leave it out")
     if asked.embeddings and earlier is not None:
@@ -132,15 +145,17 @@ def _check_effects(asked: ImportData, standardize_by: str, earlier: Earlier | No
 class Conversion:
     """The conversion of a source to a dataset, with the options ``missing`` and ``standardize`` of ``import_data``.
 
-    With ``are_classes``, every distinct label is a class. ``encoder`` computed the features, if it is not
-    None. With ``drop_duplicates``, equal rows are kept once.
+    ``task`` is what models learn, None for classes, and ``task_word`` what the user typed: with ``classes``, every
+    distinct label is one. ``encoder`` computed the features, if it is not None. With ``drop_duplicates``, equal rows
+    are kept once.
     """
 
     source: UserData
     missing: str
     standardize_by: str
     earlier: Earlier | None
-    are_classes: bool = False
+    task: Task | None = None
+    task_word: str | None = None
     encoder: Encoder | None = None
     drop_duplicates: bool = False
 
@@ -169,7 +184,8 @@ class Conversion:
             **{"split_column" if role == "split" else role: name for role, name in source.roles.splitting.items()},
             **({} if not source.roles.kept else {"keep": source.roles.kept}),
             **({} if self.earlier is None else {"like": self.earlier.digest}),
-            **({"classes": True} if self.are_classes else {}),
+            **({} if self.task_word is None else {"task": self.task_word}),
+            **({"unit": self.task.unit} if self.task_word and self.task and self.task.unit else {}),
             **({} if self.encoder is None else {"encoder": asdict(self.encoder)}),
         }
 
@@ -193,7 +209,8 @@ class Conversion:
             missing=self.missing,
             standardize_by=self.standardize_by,
             like=source.like,
-            are_classes=self.are_classes,
+            task=self.task,
+            are_classes=self.task_word == tasks.CLASSES,
             drop_duplicates=self.drop_duplicates,
         )
         dataset = clean.dataset
@@ -213,9 +230,10 @@ class Conversion:
             columns=clean.columns,
             encoder=self.encoder if earlier is None else earlier.book.encoder,
             dialect=source.dialect if source.dialect.given() else None,
+            unit="" if dataset.labels is None else dataset.labels.unit,
             **fixed,
         )
-        rows = profile(clean.raw)
+        rows = profile(clean.raw, are_classes=dataset.labels is None)
         is_scaled = bool(self.standardize_by) or dataset.x.dtype == np.uint8
         later = self.standardize_by and not (book.mean or book.scales)
         hints = [f"standardized by `pfl partition`, {STANDARDIZE[self.standardize_by]}"] if later else []
@@ -224,7 +242,7 @@ class Conversion:
         if earlier is not None and earlier.is_federation:
             partition = f"pfl partition --like {earlier.name} --client NAME"
         scales = [] if is_scaled else find_scale_remarks(rows)
-        _report(summary, rows, [*clean.remarks, *scales, *hints], partition, execution)
+        _report(dataset, summary, rows, [*clean.remarks, *scales, *hints], partition, execution)
         return dataset, book, summary, rows
 
 
@@ -237,7 +255,12 @@ MAX_COLUMNS = 20
 
 
 def _report(
-    summary: dict[str, Any], rows: Sequence[ColumnProfile], remarks: Sequence[str], partition: str, execution: Execution
+    dataset: datasets.Dataset,
+    summary: dict[str, Any],
+    rows: Sequence[ColumnProfile],
+    remarks: Sequence[str],
+    partition: str,
+    execution: Execution,
 ) -> None:
     """Report what was imported, with the command ``partition`` that assigns samples to clients."""
     say = execution.reporter.say
@@ -249,7 +272,12 @@ def _report(
         )
     shape = "x".join(map(str, summary["shape"]))
     kind = "pixels" if summary["type"] == "uint8" else "feature" if shape == "1" else "features"
-    say(f"{counted(summary['samples'], 'sample')} of {len(summary['classes'])} classes, {shape} {kind}, {clients}")
-    say(f"classes: {listed([f'{name} {count}' for name, count in summary['classes'].items()], MAX_LISTED)}")
+    classes: dict[str, int] = summary.get("classes", {})
+    what = f"of {len(classes)} classes"
+    if dataset.labels is not None:
+        what = f"with a {dataset.labels.kind} as label" + (f" in {dataset.labels.unit}" if dataset.labels.unit else "")
+    say(f"{counted(summary['samples'], 'sample')} {what}, {shape} {kind}, {clients}")
+    if classes:
+        say(f"classes: {listed([f'{name} {count}' for name, count in classes.items()], MAX_LISTED)}")
     for line in (*format_lines(rows, MAX_COLUMNS), *remarks):
         say(line)

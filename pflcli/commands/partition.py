@@ -274,7 +274,7 @@ def _summary(result: artifact.Partition, samples: Samples, total: int, seed: int
         "samples": len(result.y),
         "unused": total - len(result.y),
         **{split: int(count) for split, count in zip(SPLITS, result.sizes.sum(axis=0), strict=True)},
-        "classes": result.classes,
+        **({"classes": result.classes} if result.labels.fields is None else {}),
         "shape": list(result.x.shape[1:]),
         "type": str(result.x.dtype),
         "smallest": int(sizes.min()),
@@ -305,7 +305,7 @@ def _round(value: float) -> float | None:
 
 
 def _describe_kind(result: artifact.Partition) -> str:
-    return f"of {result.classes} classes" if result.labels.kind == CLASSES else f"with {result.labels.kind} as labels"
+    return f"of {result.classes} classes" if result.labels.kind == CLASSES else f"with a {result.labels.kind} as label"
 
 
 def _report(summary: dict[str, Any], result: artifact.Partition, samples: Samples, execution: Execution) -> None:

@@ -22,6 +22,7 @@ from pflcli.core.wording import counted
 from pflcli.data.preparation.profile import format_lines
 from pflcli.evaluation import figures
 from pflcli.evaluation.charts import vega
+from pflcli.evaluation.presentation import tables
 
 _MAX_LISTED = 12
 """Longer lists are counted in an outline."""
@@ -128,13 +129,13 @@ def _name_worst_client(artifact: Artifact) -> dict[str, str]:
     n = np.diff(answers.offsets)
     if not n.any():
         return {}
-    metric = catalogue.METRICS[tasks.find(read_labels(artifact.manifest, 0).kind).metrics[0]]
+    labels = read_labels(artifact.manifest, 0)
+    metric = catalogue.METRICS[tasks.find(labels.kind).metrics[0]]
     scores = metric.score_clients(answers.parts["p"], answers.y, answers.offsets, 1)
     worst = int(np.nanargmin(np.where(n > 0, metric.sign * scores, np.nan)))
-    overall, lowest = (
-        f"{metric.scale * value:.{metric.digits}f}{' %' if metric.percent else ''}"
-        for value in (np.average(scores[n > 0], weights=n[n > 0]), scores[worst])
-    )
+    mean = float(np.average(scores[n > 0], weights=n[n > 0]))
+    metric = metric.in_unit(labels.unit, mean)
+    overall, lowest = (tables.format_score(float(value), metric) for value in (mean, scores[worst]))
     name = _name_client(artifact, worst, len(n))
     return {
         f"test {metric.heading}": overall,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from pflcli.core import registry
 from pflcli.core.errors import InputError, UsageError, closest
-from pflcli.core.foreign import reading, size
 from pflcli.core.wording import as_typed
 
 if TYPE_CHECKING:
@@ -140,6 +139,8 @@ def plain(config: Any) -> dict[str, Any]:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file; raises InputError if it is missing, malformed or too large for a configuration."""
+    from pflcli.core.foreign import reading, size  # here, because few runs need it
+
     with reading(path, "TOML"):
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise InputError(

@@ -37,7 +37,7 @@ def require_task(name: str, scheme: Scheme, kind: str) -> None:
     """Raise UnsuitedError if a scheme does not divide samples with labels of this kind."""
     if not {kind, "any"} & {*scheme.TASKS}:
         raise UnsuitedError(
-            f"scheme {name} divides by {' and '.join(scheme.TASKS)}, and labels are {kind}", "--scheme natural or iid"
+            f"scheme {name} divides by {' and '.join(scheme.TASKS)}, and the task is {kind}", "--scheme natural or iid"
         )
 
 

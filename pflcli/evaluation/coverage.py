@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook, csv_file
-from pflcli.artifacts.kinds import predictions
+from pflcli.artifacts.kinds import predictions, read_labels
 from pflcli.artifacts.kinds.predictions import SplitPredictions
 from pflcli.artifacts.reader import Artifact
 from pflcli.core import scores
 from pflcli.core.errors import InputError, UsageError
-from pflcli.core.metrics.metric import ALIKE, BY_SAMPLES, DECILE, Metric
+from pflcli.core.metrics.metric import ALIKE, BY_SAMPLES, DECILE, LABEL_UNIT, Metric
+from pflcli.core.tasks import CLASSES
 from pflcli.core.wording import counted
 from pflcli.evaluation.metrics import conformal
 from pflcli.evaluation.metrics.conformal import ClientSets, Rule
@@ -108,6 +110,8 @@ def measure_sets(artifact: Artifact, test: SplitPredictions, coverage: float) ->
     validation = read_calibration(artifact)
     if len(validation.offsets) != len(test.offsets):
         raise InputError(f"{artifact.path}/predictions.h5 is inconsistent: its splits have different clients")
+    if read_labels(artifact.manifest, 0).kind != CLASSES:
+        return _measure_intervals(validation, test, coverage)
     known = conformal.score_labels(validation.parts["p"], validation.y)
     sizes = np.diff(test.offsets)
     rules = {}
@@ -121,6 +125,18 @@ def measure_sets(artifact: Artifact, test: SplitPredictions, coverage: float) ->
             scores.per_client(members.sum(axis=1), test.offsets),
         )
     return ClientSets(coverage, np.diff(validation.offsets), rules)
+
+
+def _measure_intervals(validation: SplitPredictions, test: SplitPredictions, coverage: float) -> ClientSets:
+    """Score the intervals p - t to p + t of numbers, whose size is 2 t; nan where the threshold t is infinite."""
+    known, errors = (np.abs(each.parts["p"][:, 0].astype(np.float64) - each.y) for each in (validation, test))
+    rules = {}
+    for rule in conformal.RULES:
+        threshold = conformal.find_thresholds(known, validation.offsets, coverage, rule)
+        covered = errors <= np.repeat(threshold, np.diff(test.offsets))
+        width = np.where(np.isfinite(threshold), 2 * threshold, np.nan)
+        rules[rule] = Rule(threshold, scores.per_client(covered, test.offsets), width)
+    return ClientSets(coverage, np.diff(validation.offsets), rules, of_numbers=True)
 
 
 def calibrate_client_sets(
@@ -164,10 +180,11 @@ def summarize_sets(groups: Mapping[str, Sequence[Scored]], tried: Mapping[str, i
 
     ``tried`` is the number of models from which ``--tune`` chose by validation samples, by label.
     """
-    level = _require_sets(next(iter(groups.values()))[0]).level
+    sets = _require_sets(next(iter(groups.values()))[0])
+    level = sets.level
     return {
         "coverage": level,
-        "score": "1 - p(label)",
+        "score": "|label - p|" if sets.of_numbers else "1 - p(label)",
         "fewest_samples": conformal.fewest_samples(level),
         "pseudo_count": conformal.pseudo_count(level),
         "methods": {label: _summarize_method(items, level, tried.get(label, 1)) for label, items in groups.items()},
@@ -216,9 +233,13 @@ def _summarize_rule(items: Sequence[Scored], rule: str) -> dict[str, Any]:
             continue
         over = metric.over
         by_client = [sets.coverage if name.startswith("coverage") else sets.size for sets in each]
-        values = [over(value, item.n) for value, item in zip(by_client, items, strict=True)]
+        values = [
+            math.nan if np.isnan(value).all() else over(value, item.n)
+            for value, item in zip(by_client, items, strict=True)
+        ]
         count = sum(int(item.n.sum()) for item in items) if metric.weighting == BY_SAMPLES else tested
-        result[name] = metric.record(values, count)
+        unit = {"unit": LABEL_UNIT} if "size" in name and _require_sets(items[0]).of_numbers else {}
+        result[name] = metric.record(values, count, **unit)
     return result
 
 

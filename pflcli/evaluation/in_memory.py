@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from pflcli.artifacts.client_blocks import offsets
-from pflcli.artifacts.kinds import predictions
+from pflcli.artifacts.kinds import predictions, read_labels
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.core import tasks
 from pflcli.core.errors import InputError, UsageError
@@ -148,10 +148,13 @@ def list_sources(sources: Source | Sequence[Source]) -> Sequence[Source]:
 
 def _propose_metric(results: Mapping[str, Source | Sequence[Source]]) -> str:
     """Return the metric that ranks methods of the first result's task."""
-    given = (each for group in results.values() for each in (group if isinstance(group, Sequence) else [group]))
-    kinds = (each.federation.task.kind for each in given if hasattr(each, "federation"))
-    kind: str = next(kinds, tasks.CLASSES)
-    return tasks.find(kind).metrics[0]
+    given = (each for group in results.values() for each in list_sources(group))
+    first = next(given, None)
+    if isinstance(first, str | Path):
+        return tasks.find(read_labels(open_one(first, "predictions").manifest, 0).kind).metrics[0]
+    return tasks.find(
+        first.federation.task.kind if first is not None and hasattr(first, "federation") else tasks.CLASSES
+    ).metrics[0]
 
 
 def _parse_metrics(metric: str | Sequence[str]) -> tuple[str, ...]:
@@ -221,6 +224,7 @@ def _score(
         seed=source.seed,
         names=None if client_identity.are_numbered(federation.names) else federation.names,
         class_names=federation.class_names or [*map(str, range(classes))],
+        unit=federation.task.unit,
         learned_from=("train", "validation") if source.settings.refit else ("train",),
         is_transductive=bool(source._method.TRANSDUCTIVE),
         is_reference=scoring.is_reference(source.method),

@@ -73,11 +73,11 @@ def score(
     return pair_with_baseline(scored, baseline)
 
 
-def require_classes(kind: str, options: Mapping[str, Any]) -> None:
-    """Raise UsageError for an option that is given and is about classes, if labels are of another kind."""
-    for name, value in options.items():
+def require_classes(kind: str, outputs: int, target: float | None, level: float | None) -> None:
+    """Raise UsageError for a target accuracy unless labels are classes, and for sets of neither these nor numbers."""
+    for name, value in {"--target": target, "--coverage": None if outputs == 1 else level}.items():
         if value is not None and kind != tasks.CLASSES:
-            raise UsageError(f"{name} is for classes, and labels are {kind}", f"leave out {name}")
+            raise UsageError(f"{name} is for classes, and the task is {kind}", f"leave out {name}")
 
 
 def summarize(
@@ -133,10 +133,12 @@ def judge(
         table["level"] = level
     conclusion.judge_gains(rows, baseline, level)
     training_alone.add_gains(rows, groups, identities, baseline, level)
-    are_classes = catalogue.METRICS[metric].task == tasks.CLASSES
+    are_classes = metric in tasks.find(tasks.CLASSES).metrics
     shares = [np.bincount(item.answers.y).max() / len(item.answers.y) for item in scored] if are_classes else []
     majority = float(np.mean(shares)) if shares else None
-    concluded = conclusion.conclude(rows, baseline, metric, level, majority)
+    if scored[0].unit:
+        table["unit"] = scored[0].unit
+    concluded = conclusion.conclude(rows, baseline, metric, level, majority, scored[0].unit)
     table["conclusion"] = concluded.record()
     table["marks"] = {
         name: marks.record() for name, marks in _mark_columns(groups, rows, identities, concluded, baseline).items()
@@ -359,7 +361,8 @@ def score_artifact(
             f"{artifact.path} has no {split} samples to score",
             "pfl partition DATASET -o DIR --fractions 0.6,0.2,0.2",
         )
-    catalogue.require_defined(metric_names, read_labels(artifact.manifest, 0).kind, p.shape[1])
+    labels = read_labels(artifact.manifest, p.shape[1])
+    catalogue.require_defined(metric_names, labels.kind, labels.outputs)
     curve, losses = round_costs.read_progress(artifact)
     class_names = codebook.read(artifact).class_names(p.shape[1])
     method, positive = str(artifact.manifest.request["method"]), catalogue.positive_class(positive_name, class_names)
@@ -372,6 +375,7 @@ def score_artifact(
         artifact=artifact,
         names=client_identity.read_names(artifact),
         class_names=class_names,
+        unit=labels.unit,
         learned_from=predictions.learned_splits(artifact),
         is_transductive=predictions.is_transductive(artifact),
         curve=curve,
@@ -484,9 +488,9 @@ def draw_clients(
 ) -> Spec:
     """Return the figure of an evaluation: the score of each client; ``judge`` documents the arguments."""
     scored = [item for items in groups.values() for item in items]
-    metric = catalogue.METRICS[scored[0].metric_names[0]]
+    metric = tables.find_entry(metrics, scored[0].metric_names[0])
     seeds = max(len(items) for items in groups.values())
-    heading = metric.heading[:1].upper() + metric.heading[1:]
+    heading = metric.title[:1].upper() + metric.title[1:]
     over = f", {seeds} seeds" if seeds > 1 else ""
     few = _mean_by_client(
         groups, [*(names for each in identities.values() for names in each.values())], metrics["baseline"]

@@ -19,7 +19,7 @@ from pflcli.core.metrics import catalogue
 from pflcli.core.metrics.metric import Metric
 from pflcli.evaluation import client_identity, summary
 from pflcli.evaluation.charts import vega
-from pflcli.evaluation.presentation import notes
+from pflcli.evaluation.presentation import notes, tables
 from pflcli.evaluation.presentation.conclusion import Conclusion, name_baseline
 
 Scores = NDArray[np.float64]
@@ -100,7 +100,7 @@ class Comparison:
     @property
     def metric(self) -> Metric:
         """The metric that ranks methods."""
-        return catalogue.METRICS[_find_ranking_metric(self.metrics)]
+        return tables.find_entry(self.metrics, _find_ranking_metric(self.metrics))
 
     @property
     def baseline(self) -> str | None:

@@ -51,6 +51,8 @@ class ScoredPredictions:
     names: Sequence[str] | None = None
     """the names of the clients (m,); None if they are unnamed"""
     class_names: Sequence[str] = ()
+    unit: str = ""
+    """the unit of labels that are numbers"""
     method: str = ""
     learned_from: Sequence[str] = ("train",)
     """the splits that the run learned from"""

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.method import Predictor, Run
+from pflcli.methods import alone
 from pflcli.methods.parts import classifiers
 
 KIND = "server"
@@ -25,15 +26,16 @@ PAPER = "Alone pooled"
 YEAR = 2011
 SENDS_MORE = "samples"
 REFERENCE = True
+TASKS = ("classes", "quantity", "count")
 
 
 @dataclass(frozen=True)
 class Config:
     """Options of the method."""
 
-    model: Literal["choose", "logistic", "lda", "forest", "boosting"] = "choose"
-    """train this classifier; choose takes the best of logistic, lda and forest by cross-validation. Boosting is for at
-    most a hundred features"""
+    model: Literal["choose", "logistic", "lda", "forest", "boosting", "linear"] = "choose"
+    """train this model; choose takes the best of logistic, lda and forest for classes, and of linear and forest for
+    numbers, by cross-validation. For classes, linear is logistic. Boosting is for at most a hundred features"""
 
 
 def setup(run: Run) -> dict[str, object]:
@@ -50,7 +52,7 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
     return Predictor(
         lambda split: {"p": predict(data.samples(data.rows_of(clients, split)).cpu().numpy())},
         run.predicted_splits,
-        tuned=classifiers.record_choices([predict] * len(clients), run.cfg.model),
+        tuned=alone.record_choices(run, [predict] * len(clients)),
     )
 
 
@@ -58,6 +60,4 @@ def _fit(run: Run) -> classifiers.Classifier:
     """Train the classifier on the training samples of all clients that are not new."""
     data, clients = run.federation, run.federation.participants
     samples = data.samples(data.rows_of(clients, "train")).cpu().numpy()
-    return classifiers.fit(
-        samples, data.labels_of(clients, "train"), data.classes, run.cfg.model, run.rng("alone-pooled")
-    )
+    return alone.fit(run, samples, data.labels_of(clients, "train"), run.rng("alone-pooled"))

@@ -1,9 +1,10 @@
-"""Constant: predicts the most frequent class among each client's training samples, whatever the features.
+"""Constant: predicts the most frequent class, or the mean, of each client's training samples, whatever the features.
 
 A reference rather than a method: a network that is not above it has learned nothing from the features. The
 probabilities are the frequencies of the client's classes; of equally frequent classes, the first is predicted. A client
 without training samples is given the frequencies of all clients. No model is trained and nothing is sent. This is
-`DummyClassifier(strategy="prior")` of scikit-learn (Pedregosa et al., 2011), fitted by each client.
+`DummyClassifier(strategy="prior")` of scikit-learn (Pedregosa et al., 2011), fitted by each client. If labels are a
+quantity or counts, it predicts the mean label, as `DummyRegressor` does.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ PAPER = "Constant"
 YEAR = 2011
 DETERMINISTIC = True
 REFERENCE = True
+TASKS = ("classes", "quantity", "count")
 
 
 @dataclass(frozen=True)
@@ -30,16 +32,26 @@ class Config:
 
 
 def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) -> Predictor:
-    """Predict each client's class frequencies for all its samples."""
+    """Predict each client's class frequencies, or its mean label, for all its samples."""
+    constant = _frequencies(run, clients) if run.task.kind == "classes" else mean_labels(run, clients)
+
+    def answer(split: str) -> dict[str, NDArray[np.float32]]:
+        return {"p": np.repeat(constant, run.federation.sizes(split)[clients], axis=0)}
+
+    return Predictor(answer, run.predicted_splits)
+
+
+def _frequencies(run: Run, clients: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return the class frequencies (m, C) of the clients' training samples."""
     counts = training_counts(run, clients)
     empty = counts.sum(axis=1) == 0
     if empty.any():
         counts[empty] = training_counts(run, run.federation.participants).sum(axis=0)
         counts[counts.sum(axis=1) == 0] = 1
-    frequencies = (counts / counts.sum(axis=1, keepdims=True)).astype(np.float32)
+    return np.asarray(counts / counts.sum(axis=1, keepdims=True), np.float32)
 
-    def answer(split: str) -> dict[str, NDArray[np.float32]]:
-        blocks = [run.federation.block(int(client), split) for client in clients]
-        return {"p": np.repeat(frequencies, [block.stop - block.start for block in blocks], axis=0)}
 
-    return Predictor(answer, run.predicted_splits)
+def mean_labels(run: Run, clients: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return the mean label (m, 1) of the clients' training samples; that of all clients for one without any."""
+    means = [run.federation.labels_of(np.asarray([client]), "train") for client in clients.tolist()]
+    return np.stack([np.full(1, y.mean()) if len(y) else run.task.default() for y in means]).astype(np.float32)

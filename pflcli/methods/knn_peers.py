@@ -121,7 +121,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     if weight is None:
         validation = parts["validation"]
         folds = Folds.divide(validation.offsets)
-        weight, apart = tune_lambda(run.cfg, votes["validation"], model["validation"], validation.y, folds)
+        weight, apart = tune_lambda(run, votes["validation"], model["validation"], validation.y, folds)
     else:
         apart = same_in_all(weight)
 

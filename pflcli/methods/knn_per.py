@@ -6,6 +6,9 @@ tunes by its stored samples, as section 3 suggests; with ``cross_validate=0`` it
 experiments. With ``--refit``, as in the paper, lambda is the choice of an earlier run, and the global model and the
 stores also use validation samples. The authors' code differs from the paper: it divides squared distances by the
 dimension (``kernel=scaled-squared`` of ``knn-per-extended``) and chooses lambda on test samples.
+
+If labels are a quantity or counts, p_kNN is the mean label of the neighbours with the same weights, and lambda is the
+one with the best score of the task. The paper has classes only.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import torch
 from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
@@ -39,6 +43,7 @@ NEEDS = ("datastore",)
 PAPER = "kNN-Per"
 YEAR = 2022
 GRID = {"k": (1, 3, 5, 7, 10, 12, 14, 16)}
+TASKS = ("classes", "quantity", "count")
 
 
 @dataclass(frozen=True)
@@ -108,23 +113,24 @@ def build_predictor(
     sigma = run.read_choices("sigma", clients)
     if sigma is None:
         sigma = compute_kernel_scales(run.cfg, distance[choice.split][:, 0], chosen.offsets)
+    model = {split: predict_network(run, part.logits) for split, part in parts.items()}
     knn = {
-        split: voting.vote_by_distance(
+        split: vote(
+            run,
             neighbours[split],
-            run.federation.classes,
             -distance[split] / repeat_per_sample(sigma, part.offsets)[:, None],
+            model[split],
         )
         for split, part in parts.items()
     }
-    model = {split: softmax(part.logits) for split, part in parts.items()}
     weight = run.read_choices("lambda", clients)
     if weight is None:
-        weight, apart = tune_lambda(run.cfg, knn[choice.split], model[choice.split], chosen.y, choice.folds)
+        weight, apart = tune_lambda(run, knn[choice.split], model[choice.split], chosen.y, choice.folds)
     else:
         apart = same_in_all(weight)
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
-        p = interpolate(knn[split], model[split], per_sample(split, parts[split].offsets, weight, apart))
+        p = mix(run, knn[split], model[split], per_sample(split, parts[split].offsets, weight, apart))
         parts_of_p = {"p": p, "knn": knn[split], "global": model[split]}
         return {name: values.astype(np.float32) for name, values in parts_of_p.items()}
 
@@ -132,20 +138,57 @@ def build_predictor(
     return Predictor(answer, run.predicted_splits, tuned=tuned)
 
 
+def predict_network(run: Run, logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return the network's probabilities (n, C), or numbers (n, 1), for its outputs."""
+    if run.task.kind == "classes":
+        return softmax(logits)
+    return run.task.predict(torch.from_numpy(np.asarray(logits))).astype(np.float64)
+
+
+def vote(
+    run: Run, neighbours: Neighbours, exponent: NDArray[np.float64], model: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return p_kNN (n, C) for the kernel exp(``exponent``) (n, k); numbers without neighbours are the model's."""
+    if run.task.kind == "classes":
+        return voting.vote_by_distance(neighbours, run.federation.classes, exponent)
+    means = voting.mean_by_distance(neighbours, exponent)
+    return np.where(np.isnan(means), model, means)
+
+
+def score_lambdas(
+    run: Run, knn: NDArray[np.float64], model: NDArray[np.float64], y: NDArray[Any], grid: NDArray[np.float64]
+) -> NDArray[Any]:
+    """Return whether predictions with each lambda are right, or their scores, (c, n, l), for ``knn`` (c, n, C)."""
+    if run.task.kind == "classes":
+        return count_correct_by_client(knn, model, y, np.arange(len(y) + 1), grid)
+    return np.stack(
+        [[run.task.scores(lam * each + (1 - lam) * model, y) for lam in grid.tolist()] for each in knn]
+    ).swapaxes(1, 2)
+
+
 def tune_lambda(
-    cfg: Config, knn: NDArray[np.float64], model: NDArray[np.float64], y: NDArray[np.int64], folds: Folds
+    run: Run, knn: NDArray[np.float64], model: NDArray[np.float64], y: NDArray[Any], folds: Folds
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the lambda of each client with the most correct predictions, (m,), and without each fold, (m, FOLDS).
+    """Return the lambda of each client with the best predictions, (m,), and without each fold, (m, FOLDS).
 
     See ``choose_lambdas``.
     """
-    if cfg.weight is not None:
-        weight = np.full(folds.clients, float(cfg.weight))
+    if run.cfg.weight is not None:
+        weight = np.full(folds.clients, float(run.cfg.weight))
         return weight, same_in_all(weight)
-    grid = np.unique(cfg.grid)
-    (right,) = count_correct_by_client(knn[None], model, y, np.arange(len(y) + 1), grid)
+    grid = np.unique(run.cfg.grid)
+    (right,) = score_lambdas(run, knn[None], model, y, grid)
     total, apart = folds.sum(right)
     return choose_lambdas(grid, total), choose_lambdas(grid, apart)
+
+
+def mix(
+    run: Run, knn: NDArray[np.float64], model: NDArray[np.float64], weight: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return lambda knn + (1 - lambda) model (n, C) for the run's task, with the lambda of each sample (n,)."""
+    if run.task.kind == "classes":
+        return interpolate(knn, model, weight)
+    return np.asarray(weight[:, None] * knn + (1 - weight[:, None]) * model)
 
 
 def interpolate(

@@ -47,7 +47,7 @@ from pflcli.methods import knn_per
 from pflcli.methods.knn_per import Config as Paper
 from pflcli.methods.parts.choice_samples import ChoiceSamples, read_parts, search
 from pflcli.methods.parts.folds import Folds, per_sample, same_in_all
-from pflcli.methods.parts.knn_grid import choose_lambdas, count_correct_by_client
+from pflcli.methods.parts.knn_grid import choose_lambdas
 
 KIND = "posthoc"
 NEEDS = ("datastore",)
@@ -55,6 +55,7 @@ PAPER = "kNN-Per extended"
 YEAR = 2022
 EXTENDS = "knn-per"
 GRID = {"k": (1, 3, 5, 7, 10, 12, 14, 16)}
+TASKS = ("classes", "quantity", "count")
 
 DECAYS = (0.0, 0.2, 1 / 3, 0.5)
 """Values of ``decay`` that a client chooses from."""
@@ -121,6 +122,7 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
     A training sample is its own nearest neighbour; the paper does not say that its Table 3 leaves it out.
     """
     assert run.stores is not None
+    require_votes(run)
     if run.cfg.vote == "noisy":
         _require_samples(run, clients)
     parts, choice = read_parts(run, clients)
@@ -135,6 +137,14 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
         return client_model(run, predictor, clients, client, backbone, select_client(stores, client))
 
     return replace(predictor, model_of=model_of)
+
+
+def require_votes(run: Run) -> None:
+    """Raise UnsuitedError if labels are numbers and votes are those for classes."""
+    if run.cfg.vote != "distance" and run.task.kind != "classes":
+        raise UnsuitedError(
+            f"vote={run.cfg.vote} counts votes for classes, and the task is {run.task.kind}", "--set vote=distance"
+        )
 
 
 def client_model(
@@ -282,18 +292,19 @@ def build_predictor(
     sigma = run.read_choices("sigma", clients)
     if sigma is None:
         sigma = knn_per.compute_kernel_scales(run.cfg, distance[choice.split][:, 0], chosen.offsets)
+    model = {split: knn_per.predict_network(run, part.logits) for split, part in parts.items()}
     knn = {
         split: _vote_without_distances(run, clients, part, neighbours[split])
         if run.cfg.vote != "distance"
-        else voting.vote_by_distance(
+        else knn_per.vote(
+            run,
             neighbours[split],
-            run.federation.classes,
             -distance[split] / knn_per.repeat_per_sample(sigma, part.offsets)[:, None],
+            model[split],
         )
         for split, part in parts.items()
     }
-    model = {split: knn_per.softmax(part.logits) for split, part in parts.items()}
-    tuning = _tune(run.cfg, knn[choice.split], model[choice.split], chosen, distance[choice.split][:, 0], choice.folds)
+    tuning = _tune(run, knn[choice.split], model[choice.split], chosen, distance[choice.split][:, 0], choice.folds)
     weight, decay = run.read_choices("lambda", clients), run.read_choices("decay", clients)
     if weight is not None:
         tuning = replace(tuning, weight=weight, weight_apart=same_in_all(weight))
@@ -305,7 +316,11 @@ def build_predictor(
         rate = per_sample(split, offsets, tuning.decay, tuning.decay_apart)
         faded = _fade(knn[split], model[split], distance[split][:, 0], rate)
         lam = per_sample(split, offsets, tuning.weight, tuning.weight_apart)
-        parts_of_p = {"p": knn_per.interpolate(faded, model[split], lam), "knn": knn[split], "global": model[split]}
+        parts_of_p = {
+            "p": knn_per.mix(run, faded, model[split], lam),
+            "knn": knn[split],
+            "global": model[split],
+        }
         return {name: values.astype(np.float32) for name, values in parts_of_p.items()}
 
     choices = {"lambda": tuning.weight, "sigma": sigma, "decay": tuning.decay}
@@ -358,7 +373,7 @@ def _fade(
 
 
 def _tune(
-    cfg: Config,
+    run: Run,
     knn: NDArray[np.float64],
     model: NDArray[np.float64],
     part: Embedded,
@@ -370,6 +385,7 @@ def _tune(
     A decay is per unit of distance; ``nearest`` (n,) are the distances to the nearest neighbours. Of equally good
     decays the smallest is taken. A client without samples, or with a median distance of 0, has none.
     """
+    cfg = run.cfg
     grid = np.unique(cfg.grid) if cfg.weight is None else np.asarray([float(cfg.weight)])
     decays = np.asarray(DECAYS if cfg.decay == "auto" else (cfg.decay,))
     rates = np.zeros((folds.clients, len(decays)))
@@ -377,7 +393,7 @@ def _tune(
         medians = knn_per.median_nearest(nearest, part.offsets)[:, None]
         np.divide(decays, medians, out=rates, where=medians > 0)
     faded = [_fade(knn, model, nearest, knn_per.repeat_per_sample(each, part.offsets)) for each in rates.T]
-    right = count_correct_by_client(np.stack(faded), model, part.y, np.arange(len(part.y) + 1), grid)
+    right = knn_per.score_lambdas(run, np.stack(faded), model, part.y, grid)
     total, apart = folds.sum(right.swapaxes(0, 1))  # by decay and lambda
 
     def choose(

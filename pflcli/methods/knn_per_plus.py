@@ -41,6 +41,7 @@ NEEDS = ("backbone",)
 PAPER = "kNN-Per+"
 YEAR = 2022
 GRID = {"epochs": (1, 2, 5, 10), "lr": (0.0, 0.01, 0.03, 0.1)}
+TASKS = ("classes", "quantity", "count")
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ choices = knn_per_extended.choices
 
 def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) -> Predictor:
     """Fine-tune the backbone on each client, embed its samples with the result, then answer as kNN-Per does."""
+    knn_per_extended.require_votes(run)
     splits = dict.fromkeys(("train", *run.predicted_splits))
     outputs: dict[str, list[tuple[Tensor, Tensor]]] = {split: [] for split in splits}
     networks: dict[int, Params] = {}

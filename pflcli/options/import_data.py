@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from pflcli.core import plugins
+from pflcli.core import plugins, tasks
 from pflcli.core.wording import PathWord
 from pflcli.options import completion
 from pflcli.options.declaration import (
@@ -87,14 +87,21 @@ class ImportData(TableOptions):
     ] = None
     label: Label = None
     label_map: LabelMap = None
-    classes: Annotated[
-        bool,
+    task: Annotated[
+        str | None,
         typer.Option(
-            "--classes",
-            help="Treat every distinct value of the label as a class, even if there are more than 20 whole numbers, or"
-            " they are dates or words such as NA.",
+            help="Learn to predict classes (each distinct label, even if labels are many whole numbers, dates, or words"
+            " such as NA), a quantity (by squared error; quantity:absolute and quantity:huber are less sensitive to"
+            " outliers), or a count of events (by the likelihood of Poisson's distribution).",
+            metavar="NAME",
+            show_default="classes, if labels look like them",
+            autocompletion=completion.words(*tasks.KINDS),
         ),
-    ] = False
+    ] = None
+    unit: Annotated[
+        str | None,
+        typer.Option(help="Name the unit of labels that are numbers, such as EUR, for tables.", metavar="NAME"),
+    ] = None
     features: Annotated[
         str | Sequence[str] | None,
         Typed(str, text=as_columns),
@@ -174,8 +181,8 @@ class ImportData(TableOptions):
     like: Annotated[
         OptionalPath,
         typer.Option(
-            help="Read new data with the classes, columns and scaling of this dataset, or of its partition, which also"
-            " contains means and standard deviations.",
+            help="Read new data with the task, classes, columns and scaling of this dataset, or of its partition, which"
+            " also contains means and standard deviations.",
             metavar="ARTIFACT",
             autocompletion=completion.artifacts("dataset", "partition"),
         ),

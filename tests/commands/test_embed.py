@@ -485,3 +485,15 @@ def test_onnx_encoder_is_refused_when_repeated_external_data_exceed_the_limit(em
     assert sum(file.stat().st_size for file in files) < 1000
     with pytest.raises(InputError, match="the maximum is 1000"):
         Choice(f"onnx:{tmp_path / 'net.onnx'}", None, SIZE).open(embed_inputs.x.shape[1:])
+
+
+def test_labels_that_are_numbers_stay_numbers_in_their_unit(embed_inputs, tmp_path):
+    x = np.random.default_rng(0).integers(0, 255, (12, 12, 12, 3)).astype(np.uint8)
+    y = np.arange(12) / 4
+    np.savez(tmp_path / "photos.npz", x=x, y=y, owner=np.arange(12) % 2)
+    import_data(tmp_path / "photos.npz", tmp_path / "photos", task="quantity", unit="kg", samples="images")
+    embed(tmp_path / "photos", tmp_path / "made", encoder=NAME, weights=embed_inputs.weights, size=SIZE)
+    made = open_artifact(tmp_path / "made")
+    stored = datasets.read(made)
+    assert (stored.y.tolist(), stored.classes, stored.labels.kind) == (y.tolist(), [], "quantity")
+    assert codebook.read(made).unit == "kg"

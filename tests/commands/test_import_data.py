@@ -213,7 +213,7 @@ BAD = {
     "too large": (PLAIN.replace("3e2", "3e39"), {}, "line 3", "column 'b': 3e+39 is too large for float32"),
     "one class": (PLAIN.replace("yes", "no"), {}, "line 2", "column 'class': every label is 'no'", "another --label"),
     "one class in numbers": ("who,class,a\nx,1,2\ny,1.0,3\n", {}, "every label is '1'"),
-    "quantities": ("who,class,a\nx,1,2\ny,1.5,3\nz,0.5,3\n", {}, "line 3", "'class': 1.5 is a quantity", "'class>"),
+    "fractions": ("who,class,a\nx,1,2\ny,1.5,3\nz,0.5,3\n", {}, "line 3", "1.5 is a fraction", "--task q", "'class>"),
     "a cell too many": (PLAIN.replace("3e2", "3,2"), {}, "line 3 (the header is line 1) has 5 cells", "header has 4"),
     "a cell too few": (PLAIN.replace(",3e2", ""), {}, "line 3", "has 3 cells where the header has 4"),
     "a comma too many": (PLAIN.replace("3e2", "3e2,"), {}, "line 3", "has 5 cells", "does it end with an extra ','?"),
@@ -490,7 +490,7 @@ BAD_ARRAYS = {
     "nan": ({"x": [[1, np.nan], [3, 4]], "y": [0, 1]}, {}, "x[0, 1]: no value", "--missing drop"),
     "inf": ({"x": [[1, 2], [np.inf, 4]], "y": [0, 1]}, {}, "x[1, 0]: inf is not finite"),
     "nan in a label": ({"x": ONE, "y": [0, np.nan]}, {}, "y[1]: no value"),
-    "half labels": ({"x": ONE, "y": [0, 0.5]}, {}, "y[1]: 0.5 is a quantity"),
+    "half labels": ({"x": ONE, "y": [0, 0.5]}, {}, "y[1]: 0.5 is a fraction"),
     "one class": ({"x": ONE, "y": [4, 4]}, {}, "y[0]: every label is '4'"),
     "no owner's name": ({"x": ONE, "y": [0, 1], "owner": ["a", ""]}, {}, "owner[1]: no value"),
     "wide images": ({"x": np.zeros((2, 4, 4), int), "y": [0, 1]}, {}, "int64", "--samples images", "--samples series"),
@@ -580,24 +580,24 @@ def test_import_asks_for_classes_when_labels_have_many_distinct_integers(pfl, wr
     assert (ran.code, out.exists()) == (3, False)
     assert "column 'class'" in ran.err
     assert f"{distinct} whole numbers in {samples} samples" in ran.err
-    assert "if each is a class: --classes" in ran.err
-    ran = pfl(*make_command(path, out, "--classes"))
+    assert "--task quantity, --task count or --task classes" in ran.err
+    ran = pfl(*make_command(path, out, "--task", "classes"))
     assert ran.code == 0, ran.err
     artifact = open_artifact(out)
-    assert (len(datasets.read(artifact).classes), artifact.manifest.request["classes"]) == (distinct, True)
+    assert (len(datasets.read(artifact).classes), artifact.manifest.request["task"]) == (distinct, "classes")
     (repeated,) = lineage.list_commands(lineage.trace(artifact))
-    assert "--classes" in repeated.split()
+    assert "--task classes" in repeated
     ran = pfl("import", path, "--like", out, "-o", tmp_path / "newer")
     assert ran.code == 0, ran.err
-    ran = pfl("import", path, "--like", out, "--classes", "-o", tmp_path / "newest")
-    assert (ran.code, "leave out --classes" in ran.err) == (2, True)
+    ran = pfl("import", path, "--like", out, "--task", "classes", "-o", tmp_path / "newest")
+    assert (ran.code, "leave out --task" in ran.err) == (2, True)
 
 
 @pytest.mark.parametrize(("distinct", "samples"), [(20, 40), (20, 210)])
 def test_import_reads_few_integers_as_classes(write_file, tmp_path, distinct, samples):
     path = write_file(make_integer_label_table(distinct, samples))
     assert len(import_and_read(path, tmp_path / "out", **COLUMNS).classes) == distinct
-    assert "classes" not in open_artifact(tmp_path / "out").manifest.request
+    assert "task" not in open_artifact(tmp_path / "out").manifest.request
 
 
 def test_import_accepts_many_classes_when_they_are_declared(tmp_path, write_file):
@@ -609,12 +609,12 @@ def test_import_accepts_many_classes_when_they_are_declared(tmp_path, write_file
     )
     refuse(
         PflError,
-        ["30 whole numbers in 60", "--label 'y>14'", "--classes"],
+        ["30 whole numbers in 60", "--label 'y>14'", "--task classes"],
         write_npz(tmp_path / "d.npz", x=x, y=y, owner=np.arange(60) % 3),
     )
     words = write_file("who,class,a\n" + "".join(f"c{row % 2},w{row % 30},{row}.5\n" for row in range(60)))
-    refuse(PflError, ["30 different words in 60", "--classes"], words, **COLUMNS)
-    assert len(read_dataset(words, **COLUMNS, classes=True).classes) == 30
+    refuse(PflError, ["30 different words in 60", "--task classes"], words, **COLUMNS)
+    assert len(read_dataset(words, **COLUMNS, task="classes").classes) == 30
     for number in range(22):
         write_image(tmp_path / "album" / "ann" / str(number) / "1.png", GREY)
     assert len(read_dataset(tmp_path / "album").classes) == 22

@@ -245,23 +245,23 @@ LABELS = {
         {"fold_case": True}, ["Ill", "WELL"], {"fold_case": False}, ["Ill", "WELL", "ill", "well"],
     ),
     "a question mark": (
-        ["a", "b", "?"], ["'?' (20 samples) may mean", "--na '?' --missing drop", "--classes"],
-        {"na": "?", "missing": "drop"}, ["a", "b"], {"classes": True}, ["?", "a", "b"],
+        ["a", "b", "?"], ["'?' (20 samples) may mean", "--na '?' --missing drop", "--task classes"],
+        {"na": "?", "missing": "drop"}, ["a", "b"], {"task": "classes"}, ["?", "a", "b"],
     ),
     "unknown": (
-        ["a", "b", "Unknown", "NA"], ["--na NA,Unknown", "--classes"],
-        {"na": ["NA", "Unknown"], "missing": "drop"}, ["a", "b"], {"classes": True}, ["NA", "Unknown", "a", "b"],
+        ["a", "b", "Unknown", "NA"], ["--na NA,Unknown", "--task classes"],
+        {"na": ["NA", "Unknown"], "missing": "drop"}, ["a", "b"], {"task": "classes"}, ["NA", "Unknown", "a", "b"],
     ),
     "dates": (
-        ["2024-01-01", "2024-02-01"], ["is a date", "--classes"],
-        {"classes": True}, ["2024-01-01", "2024-02-01"], {"label": "a>30"}, ["a<=30", "a>30"],
+        ["2024-01-01", "2024-02-01"], ["is a date", "--task classes"],
+        {"task": "classes"}, ["2024-01-01", "2024-02-01"], {"label": "a>30"}, ["a<=30", "a>30"],
     ),
     "ids": (
-        [f"w{row}" for row in range(30)], ["30 different words in 60 samples", "--classes"],
-        {"classes": True}, sorted(f"w{row}" for row in range(30)), {"label": "a<=9"}, ["a>9", "a<=9"],
+        [f"w{row}" for row in range(30)], ["30 different words in 60 samples", "--task classes"],
+        {"task": "classes"}, sorted(f"w{row}" for row in range(30)), {"label": "a<=9"}, ["a>9", "a<=9"],
     ),
     "quantities": (
-        [row / 8 for row in range(60)], ["is a quantity", "--label 'y>3.625'"],
+        [row / 8 for row in range(60)], ["is a fraction", "--task quantity", "--label 'y>3.625'"],
         {"label": "y>0.5"}, ["y<=0.5", "y>0.5"], {"label": "y=0.5"}, ["y!=0.5", "y==0.5"],
     ),
 }  # fmt: skip
@@ -395,7 +395,7 @@ HEADERS = ("label,0,1,2,3", "site,2019,2020,2021,y", "y,400.5,401,401.5,402,403.
 def test_missing_header_is_detected_and_real_headers_are_accepted(import_text, case, refuse_text):
     table = "".join(HEADERLESS[case](row) + "\n" for row in range(40))
     refuse_text(InputError, "are the column names missing", table, client="none", label="0")
-    dataset = import_text(table, client="none", label="0", header=False, strip=";", classes=True)
+    dataset = import_text(table, client="none", label="0", header=False, strip=";", task="classes")
     assert len(dataset.y) == 40
     for header in HEADERS:
         width = header.count(",") + 1

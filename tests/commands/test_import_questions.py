@@ -298,8 +298,13 @@ def test_columns_of_names_of_splits_are_asked_about(tmp_path, role, form):
 def test_whole_numbers_are_only_classes_if_the_user_says_so(tmp_path, form):
     points = np.tile(np.arange(24), 2)
     path, options = write(tmp_path, form, "label", points)
-    refuse(InputError, ("24 whole numbers in 48 samples", "--label 'label>11'", "--classes"), path, **options)
-    assert count_names(tmp_path, "label", path, options, classes=True) == 24
+    refuse(
+        InputError,
+        ("24 whole numbers in 48 samples", "--label 'label>11'", "--task quantity, --task count or --task classes"),
+        path,
+        **options,
+    )
+    assert count_names(tmp_path, "label", path, options, task="classes") == 24
     assert count_names(tmp_path, "label", path, options | {"label": "label>11"}) == 2
 
 

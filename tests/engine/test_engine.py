@@ -32,7 +32,7 @@ from pflcli.core.engine.executors.threads import Threads
 from pflcli.core.engine.federation import Federation
 from pflcli.core.engine.local_sgd import LocalSGD, batches, stacks, widths
 from pflcli.core.engine.strategy import WorkerNet
-from pflcli.core.engine.task import Classification
+from pflcli.core.engine.tasks.classes import Classification
 from pflcli.core.engine.trainer import Worker
 from pflcli.core.errors import ComputationError, LostWorkerError, UsageError
 from pflcli.core.parameters.model_table import ModelTable

@@ -22,7 +22,7 @@ from pflcli.core.engine.executors import run_task
 from pflcli.core.engine.federation import Federation
 from pflcli.core.engine.local_sgd import LocalSGD, batches
 from pflcli.core.engine.strategy import WorkerNet
-from pflcli.core.engine.task import Classification
+from pflcli.core.engine.tasks.classes import Classification
 from pflcli.core.engine.trainer import Task
 from pflcli.core.rng import generator
 

@@ -21,7 +21,7 @@ from pflcli.core.engine.federation import Federation
 from pflcli.core.engine.local_sgd import LocalSGD
 from pflcli.core.engine.normalization import normalized
 from pflcli.core.engine.process_settings import intra_op
-from pflcli.core.engine.task import Classification
+from pflcli.core.engine.tasks.classes import Classification
 from pflcli.core.errors import UsageError
 
 

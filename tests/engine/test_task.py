@@ -15,8 +15,8 @@ from pflcli.core.engine.engine import Engine
 from pflcli.core.engine.federation import Federation
 from pflcli.core.engine.gradients import Pass
 from pflcli.core.engine.local_sgd import LocalSGD
-from pflcli.core.engine.task import Classification
-from pflcli.plugins.checks.laws import federations
+from pflcli.core.engine.tasks.classes import Classification
+from pflcli.core.engine.tasks.quantity import Quantity
 
 
 def loss_of_outputs(logits, z, params, batch):
@@ -50,7 +50,7 @@ def test_clients_train_by_the_loss_of_their_task(mode, rule, activation, compile
         monkeypatch.setattr(linear_chain, "LARGE", 0)
     blocks = worlds.federation()
     draw = torch.Generator().manual_seed(0)
-    data = Federation(blocks.x, torch.randn(len(blocks.y), generator=draw), blocks.offsets, federations.Quantity())
+    data = Federation(blocks.x, torch.randn(len(blocks.y), generator=draw), blocks.offsets, Quantity())
     torch.manual_seed(0)
     net = models.Net(nn.Sequential(nn.Flatten(), nn.Linear(worlds.FEATURES, 6), activation()), nn.Linear(6, 1))
     start, clients = parameters.copy_params(net), [0, 2]

@@ -15,6 +15,7 @@ from helpers import store_predictions
 from pflcli.artifacts.kinds.predictions import Predictions, SplitPredictions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.evaluate import evaluate
+from pflcli.core import tasks
 from pflcli.core.errors import UsageError
 from pflcli.core.metrics import catalogue
 from pflcli.evaluation import lineage, scoring
@@ -23,7 +24,7 @@ from pflcli.evaluation.charts import vega
 from pflcli.evaluation.presentation import tables
 from pflcli.options import declaration
 
-RANKING = [metric.name for metric in catalogue.METRICS.values() if metric.ranks]
+RANKING = [name for name in catalogue.METRICS if name in tasks.find("classes").metrics]
 
 
 def write_predictions(folder, method, ill, y, sizes, *, seed=0, base=None, classes=2):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import worlds
 from by_hand import K, predict_with_neighbours
+from pflcli.core.engine.tasks.classes import Classification
 from pflcli.core.errors import UnsuitedError, UsageError
 from pflcli.core.federation.run import RunInputs
 from pflcli.core.knn.indexes import build, flat_indexes
@@ -78,8 +80,12 @@ def tune_lambda(knn, model, y, **options):
 
     part = Embedded(np.zeros((len(y), 1)), np.log(np.asarray(model)), np.asarray(y), np.asarray([0, len(y)]))
     knn, model, folds = np.asarray(knn), np.asarray(model), Folds.divide(part.offsets)
-    paper, apart = knn_per.tune_lambda(knn_per.Config(**options), knn, model, part.y, folds)
-    tuning = knn_per_extended._tune(knn_per_extended.Config(**options), knn, model, part, np.ones(len(y)), folds)
+    task = Classification(knn.shape[1])
+    paper, apart = knn_per.tune_lambda(
+        SimpleNamespace(cfg=knn_per.Config(**options), task=task), knn, model, part.y, folds
+    )
+    run = SimpleNamespace(cfg=knn_per_extended.Config(**options), task=task)
+    tuning = knn_per_extended._tune(run, knn, model, part, np.ones(len(y)), folds)
     assert paper == tuning.weight
     np.testing.assert_array_equal(apart, tuning.weight_apart)
     return paper[0]

@@ -56,14 +56,15 @@ def schemas() -> dict[str, int]:
 
 
 def read_labels(manifest: Manifest, outputs: int) -> Labels:
-    """Return what the labels of an artifact's samples are, for models with so many outputs."""
-    return Labels(outputs, **manifest.summary.get("task", {}))
+    """Return what the labels of an artifact's samples are; for classes, models have so many outputs."""
+    task = manifest.summary.get("task")
+    return Labels(task["fields"]["outputs"], **task) if task else Labels(outputs)
 
 
 def require_classes(manifest: Manifest, command: str) -> None:
     """Raise UnsuitedError if a command reads classes and the labels of an artifact are something else."""
     if (labels := read_labels(manifest, 0)).kind != CLASSES:
-        raise UnsuitedError(f"{command} reads classes, and labels are {labels.kind}")
+        raise UnsuitedError(f"{command} reads classes, and the task is {labels.kind}")
 
 
 def made_by(name: str) -> str:

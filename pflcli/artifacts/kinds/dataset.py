@@ -2,7 +2,8 @@
 
 ``samples.h5``: ``x`` (n, ...) uint8 images or features, ``y`` (n,) int64 labels 0..C-1, ``classes`` (C,) their names;
 if samples have owners, ``owner`` (n,) int64 rows of ``owners`` (m,), their names; ``features`` (d,) their names, if
-they have any. Features are float32; or float64, with attributes ``standardize`` and ``fill``, if the partition must
+they have any. Labels of another ``task`` than classes, which the summary then has, are float64, without ``classes``.
+Features are float32; or float64, with attributes ``standardize`` and ``fill``, if the partition must
 still standardize them or fill in missing values (NaN) by training samples; with attribute ``by_client`` for each client
 separately. If the imported file has splits, ``split`` (n,) int8 is 0 for training, 1 for validation and 2 for test. If
 it has groups of samples that belong together, such as one patient's, ``group`` (n,) int64 is the same for these. If
@@ -26,12 +27,13 @@ from pflcli.artifacts import client_blocks, csv_file, h5_file, kept_columns
 from pflcli.artifacts import codebook as codebooks
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kept_columns import Kept
-from pflcli.artifacts.kinds import describe_count, describe_name
+from pflcli.artifacts.kinds import describe_count, describe_name, read_labels
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import InputError
+from pflcli.core.tasks import Labels
 
 SCHEMA = 1
 MADE_BY = "pfl import DATA -o DIR"
@@ -44,10 +46,13 @@ _OPTIONAL = ("split", "group", "coarse")
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples, their classes and owners; ``owner`` (n,) are names. See the module for the rest."""
+    """Samples, their classes and owners; ``owner`` (n,) are names. See the module for the rest.
+
+    ``labels`` says what ``y`` is if these are not classes.
+    """
 
     x: NDArray[Any]
-    y: NDArray[np.int64]
+    y: NDArray[Any]
     classes: list[str]
     owner: NDArray[np.str_] | None = None
     features: tuple[str, ...] = ()
@@ -59,6 +64,7 @@ class Dataset:
     is_ordered: bool = False
     coarse: NDArray[np.int64] | None = None
     kept: Kept = field(default_factory=dict)
+    labels: Labels | None = None
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,9 @@ def read_profile(artifact: Artifact) -> list[ColumnProfile]:
 
 def write(writer: ArtifactWriter, dataset: Dataset, codebook: Codebook) -> None:
     """Write ``samples.h5`` and ``codebook.json``."""
-    arrays: dict[str, NDArray[Any]] = {"x": dataset.x, "y": dataset.y, "classes": _encoded(dataset.classes)}
+    arrays: dict[str, NDArray[Any]] = {"x": dataset.x, "y": dataset.y}
+    if dataset.labels is None:
+        arrays["classes"] = _encoded(dataset.classes)
     if dataset.owner is not None:
         names, arrays["owner"] = np.unique(dataset.owner, return_inverse=True)
         arrays["owners"] = np.char.encode(names, "utf-8")
@@ -136,7 +144,7 @@ def _encoded(names: list[str] | tuple[str, ...]) -> NDArray[Any]:
 
 def read(artifact: Artifact) -> Dataset:
     """Read a dataset; raises InputError if its file is damaged or inconsistent."""
-    where = str(artifact.path / FILE)
+    where, labels = str(artifact.path / FILE), read_labels(artifact.manifest, 0)
     with artifact.h5(FILE) as file:
         owners = np.asarray(file["owners"].asstr("utf-8")[...], dtype=np.str_) if "owners" in file else None
         owner = np.empty(0, np.int64) if owners is None else file["owner"][...]
@@ -145,7 +153,7 @@ def read(artifact: Artifact) -> Dataset:
         dataset = Dataset(
             x=h5_file.map_or_read(file["x"]),
             y=file["y"][...],
-            classes=[str(name) for name in file["classes"].asstr("utf-8")[...]],
+            classes=[str(name) for name in file["classes"].asstr("utf-8")[...]] if labels.fields is None else [],
             owner=None if owners is None else owners[owner],
             features=tuple(file["features"].asstr("utf-8")[...]) if "features" in file else (),
             standardize=bool(file.attrs.get("standardize", False)),
@@ -154,8 +162,9 @@ def read(artifact: Artifact) -> Dataset:
             is_ordered=bool(file.attrs.get("ordered", False)),
             kept=kept_columns.read(file, where, len(file["y"])),
             **{name: file[name][...] for name in _OPTIONAL if name in file},
+            labels=None if labels.fields is None else labels,
         )
-        client_blocks.check_labels(where, dataset.y, len(dataset.classes))
+        client_blocks.check_labels(where, dataset.y, len(dataset.classes), labels)
         if not len(dataset.x) == len(dataset.y) == (len(dataset.y) if dataset.owner is None else len(dataset.owner)):
             raise InputError(f"{where} is inconsistent: x, y and owner have different lengths")
         if dataset.split is not None and (
@@ -186,5 +195,5 @@ def describe(manifest: Manifest) -> list[str]:
         describe_name(manifest.made.get("source")),
         describe_count(summary.get("clients"), "client"),
         describe_count(summary.get("samples"), "sample"),
-        f"{len(classes)} classes" if isinstance(classes, dict) else "",
+        f"{len(classes)} classes" if isinstance(classes, dict) else read_labels(manifest, 0).kind,
     ]

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts import client_blocks, codebook
-from pflcli.artifacts.kinds import describe_count, describe_name
+from pflcli.artifacts.kinds import describe_count, describe_name, read_labels
 from pflcli.artifacts.kinds.embeddings import FIELDS, StoredEmbeddings, read_split
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
@@ -73,7 +73,7 @@ def read_arrived(artifact: Artifact) -> StoredEmbeddings | None:
     if "validation.h5" not in artifact.manifest.files:
         return None
     with artifact.h5("validation.h5") as file:
-        return read_split(file, f"{artifact.path}/validation.h5")
+        return read_split(file, f"{artifact.path}/validation.h5", read_labels(artifact.manifest, 0))
 
 
 def read(artifact: Artifact) -> Packed:
@@ -83,7 +83,7 @@ def read(artifact: Artifact) -> Packed:
     packed = Packed(blob=artifact.map_file(INDEXES), **arrays)
     client_blocks.check(f"{artifact.path}/labels.h5", packed.offsets, len(packed.y), len(packed.sample))
     client_blocks.check(f"{artifact.path}/{INDEXES}", packed.bytes, len(packed.blob))
-    client_blocks.check_integers(f"{artifact.path}/labels.h5", y=packed.y, sample=packed.sample)
+    client_blocks.check_integers(f"{artifact.path}/labels.h5", sample=packed.sample)
     if len(packed.offsets) != len(packed.bytes):
         raise InputError(f"{artifact.path} is inconsistent: its files disagree on the number of clients")
     return packed
@@ -96,7 +96,7 @@ def read_stores(artifact: Artifact, classes: int, dimension: int | None = None, 
     Raises InputError if a file is damaged, or does not match these or the other file.
     """
     packed = read(artifact)
-    client_blocks.check_labels(f"{artifact.path}/labels.h5", packed.y, classes)
+    client_blocks.check_labels(f"{artifact.path}/labels.h5", packed.y, classes, read_labels(artifact.manifest, classes))
     with artifact.parsing(INDEXES):
         for client, rows in enumerate(np.diff(packed.offsets)):
             raw = packed.blob[packed.bytes[client] : packed.bytes[client + 1]]

@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts import client_blocks, h5_file
-from pflcli.artifacts.kinds import describe_count
+from pflcli.artifacts.kinds import describe_count, read_labels
 from pflcli.artifacts.manifest import Manifest, require_summary
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import ComputationError, InputError
 from pflcli.core.knn.embedded import Embedded
+from pflcli.core.tasks import Labels
 
 SCHEMA = 1
 MADE_BY = "pfl extract BACKBONE -o DIR"
@@ -73,7 +74,8 @@ def write(writer: ArtifactWriter, splits: Mapping[str, SplitPieces], dimension: 
 def read(artifact: Artifact) -> dict[str, StoredEmbeddings]:
     """Read all splits; raises InputError if the file is damaged or inconsistent."""
     with artifact.h5(FILE) as file:
-        splits = {split: read_split(file[split], f"{artifact.path}/{FILE}, split {split},") for split in SPLITS}
+        labels = read_labels(artifact.manifest, 0)
+        splits = {split: read_split(file[split], f"{artifact.path}/{FILE}, split {split},", labels) for split in SPLITS}
     if len({(len(each.offsets), each.z.shape[1], each.logits.shape[1]) for each in splits.values()}) > 1:
         raise InputError(f"{artifact.path}/{FILE} is inconsistent: its splits differ in clients, dimensions or classes")
     first = next(iter(splits.values()))
@@ -88,7 +90,7 @@ def read_dimension(artifact: Artifact) -> int:
         return int(file["train/z"].shape[1])
 
 
-def read_split(group: Any, where: str) -> StoredEmbeddings:
+def read_split(group: Any, where: str, labels: Labels) -> StoredEmbeddings:
     """Read one split from its HDF5 group; raises InputError, which begins with ``where``, for invalid values."""
     embedded = StoredEmbeddings(
         **{name: h5_file.map_or_read(group[name]) if name in ("z", "logits") else group[name][...] for name in FIELDS}
@@ -98,7 +100,7 @@ def read_split(group: Any, where: str) -> StoredEmbeddings:
     )
     if embedded.z.ndim != 2 or embedded.logits.ndim != 2:
         raise InputError(f"{where} is inconsistent: z and logits must be matrices")
-    client_blocks.check_labels(where, embedded.y, embedded.logits.shape[1])
+    client_blocks.check_labels(where, embedded.y, embedded.logits.shape[1], labels)
     client_blocks.check_integers(where, sample=embedded.sample)
     client_blocks.check_finite(where, z=embedded.z, logits=embedded.logits)
     return embedded

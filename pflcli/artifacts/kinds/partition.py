@@ -2,8 +2,8 @@
 
 ``samples.h5``: ``x`` (n, ...) uint8, float32 or int16, ``y`` (n,) int64, ``sample`` (n,) int64 row in the source
 dataset, ``offsets`` (3 m + 1,) int64 over the blocks (client, split) in the order train, validation, test; ``names``
-(m,) of the clients, UTF-8; attribute ``classes`` (count), of outputs if labels are not classes, which ``task`` of the
-summary then says. Optional: ``cluster`` (m,) int64, the true cluster of each
+(m,) of the clients, UTF-8; attribute ``classes`` (count); labels of another task, which the summary then has, are
+float64, and the attribute is the number of outputs. Optional: ``cluster`` (m,) int64, the true cluster of each
 client; ``new`` (m,) bool, the clients excluded from training the global model; ``poisoned`` (m,) bool and, if
 these manipulate their updates, ``update_factor`` and ``update_noise`` (m,) float64: see ``federation.attack``. Columns
 by which scores are grouped, which no method sees: see ``kept_columns``.
@@ -84,6 +84,12 @@ class Partition:
         """Samples by client and split, (m, 3)."""
         sizes: NDArray[np.int64] = np.diff(self.offsets).reshape(-1, len(SPLITS))
         return sizes
+
+    def list_training_labels(self) -> NDArray[Any]:
+        """Return the labels (n,) of the training samples of clients that train a global model."""
+        kept = np.zeros(self.sizes.shape, np.bool_)
+        kept[:, 0] = True if self.new is None else ~self.new
+        return self.y[np.repeat(kept.ravel(), self.sizes.ravel())]
 
     @property
     def _optional(self) -> dict[str, NDArray[Any]]:
@@ -166,7 +172,7 @@ def read(artifact: Artifact) -> Partition:
         partition.check(where)
         totals = dict(zip(SPLITS, partition.sizes.sum(axis=0).tolist(), strict=True))
         found = {
-            "classes": partition.labels.outputs,
+            **({"classes": partition.labels.outputs} if partition.labels.fields is None else {}),
             "clients": len(partition.names),
             "samples": len(partition.y),
             **totals,
@@ -198,8 +204,8 @@ class Form:
 def read_form(artifact: Artifact) -> Form:
     """Return the form of a partition's samples, without reading them."""
     summary = artifact.manifest.summary
-    kind = summary.get("task", {}).get("kind", CLASSES)
-    return Form(tuple(summary["shape"]), summary["type"], summary["classes"], kind)
+    task = summary.get("task", {"kind": CLASSES, "fields": {"outputs": summary.get("classes")}})
+    return Form(tuple(summary["shape"]), summary["type"], task["fields"]["outputs"], task["kind"])
 
 
 def read_sizes(artifact: Artifact) -> NDArray[np.int64]:

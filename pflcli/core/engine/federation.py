@@ -13,7 +13,8 @@ from torch import Tensor
 
 from pflcli.core import parameters
 from pflcli.core.datasets import SPLITS
-from pflcli.core.engine.task import Classification, Task
+from pflcli.core.engine.tasks import Task
+from pflcli.core.engine.tasks.classes import Classification
 from pflcli.core.errors import InputError, UnsuitedError
 
 
@@ -67,7 +68,7 @@ class Federation:
     def classes(self) -> int:
         """Return the number of classes. Raises UnsuitedError if models learn something else."""
         if not isinstance(self.task, Classification):
-            raise UnsuitedError(f"there are no classes to predict: labels are {self.task.kind}")
+            raise UnsuitedError(f"there are no classes to predict: the task is {self.task.kind}")
         return self.task.outputs
 
     @property
@@ -150,6 +151,10 @@ class Federation:
         offsets = self.offsets.copy()
         offsets[1 :: len(SPLITS)] = offsets[2 :: len(SPLITS)]
         return replace(self, offsets=offsets)
+
+    def fitted(self) -> Self:
+        """Return the federation whose task is that of the training labels of the clients that train a global model."""
+        return replace(self, task=self.task.fitted(self.labels_of(self.seen_clients, "train")))
 
     def pooled(self, rows: NDArray[np.int64]) -> Federation:
         """Return a federation of one client that trains on these rows, whichever clients they belong to."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -18,9 +18,26 @@ from torch import Tensor
 
 from pflcli.core import parameters
 from pflcli.core.engine.optimizer import Optimizer, Update
-from pflcli.core.engine.task import Task, mean_loss
+from pflcli.core.engine.tasks import Task
 from pflcli.core.errors import ComputationError
 from pflcli.core.parameters import Stacked
+
+
+class _MeanLoss(torch.autograd.Function):
+    """``Task.mean_losses`` for autograd, which would otherwise take several passes over the outputs."""
+
+    @staticmethod
+    def forward(ctx: Any, outputs: Tensor, y: Tensor, weight: Tensor, task: Task) -> Tensor:
+        """Return the losses (a,)."""
+        losses, grad = task.mean_losses(outputs, y, weight)
+        ctx.save_for_backward(grad)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *by_losses: Tensor) -> tuple[Tensor, None, None, None]:
+        """Return the gradients (a, n, C) by the outputs."""
+        (grad,) = ctx.saved_tensors
+        return grad * by_losses[0][:, None, None], None, None, None
 
 
 @dataclass(frozen=True)
@@ -55,7 +72,7 @@ class StackedBatch:
 
     def loss(self, outputs: Tensor) -> Tensor:
         """Return each client's mean loss (a,) of a model's outputs (a, n, C) by the task, differentiable."""
-        return mean_loss(self.task, outputs, self.y, self.weight)
+        return cast("Tensor", _MeanLoss.apply(outputs, self.y, self.weight, self.task))  # type: ignore[no-untyped-call]
 
 
 def sizes(weight: Tensor) -> list[int]:

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from pflcli.core import parameters
 from pflcli.core.engine.gradients import GradientRule, Loss, PassRule
 from pflcli.core.engine.optimizer import Update
-from pflcli.core.engine.task import Task
+from pflcli.core.engine.tasks import Task
 from pflcli.core.parameters import Params, Stacked, TrainedClients
 
 LEAST_WEIGHT = 1e-30

@@ -22,7 +22,7 @@ from pflcli.core.engine.gradients import StackedNetwork
 from pflcli.core.engine.linear_chain import ChainNetwork, Layer
 from pflcli.core.engine.local_sgd import LocalSGD
 from pflcli.core.engine.networks import AutogradNetwork, VmappedNetwork, has_batch_norm
-from pflcli.core.engine.task import Task
+from pflcli.core.engine.tasks import Task
 from pflcli.core.parameters import Params
 
 MODES = ("loop", "stacked")

@@ -22,7 +22,7 @@ from pflcli.core.engine.engine import Engine
 from pflcli.core.engine.federation import Federation
 from pflcli.core.engine.local_sgd import LocalSGD, is_stacked
 from pflcli.core.engine.process_settings import intra_op
-from pflcli.core.engine.task import Task
+from pflcli.core.engine.tasks import Task
 from pflcli.core.errors import ComputationError, UnsuitedError, UsageError
 from pflcli.core.federation import aggregators
 from pflcli.core.federation.aggregators import Aggregator, Uploads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ class Embedded:
 
     z: NDArray[np.float32]
     logits: NDArray[np.float32]
-    y: NDArray[np.int64]
+    y: NDArray[Any]
     offsets: NDArray[np.int64]
 
     def take(self, clients: NDArray[np.int64]) -> Embedded:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,18 +23,18 @@ class Neighbours:
     """
 
     distance: NDArray[np.float64]
-    label: NDArray[np.int64]
+    label: NDArray[Any]
 
 
 _SAME = 1e-5
 """Largest squared distance of a sample from itself after rounding, as a share of its squared length."""
 
 
-def leave_out(neighbours: Neighbours, labels: NDArray[np.int64], norms: NDArray[np.float64], k: int) -> Neighbours:
+def leave_out(neighbours: Neighbours, labels: NDArray[Any], norms: NDArray[np.float64], k: int) -> Neighbours:
     """Return the k nearest neighbours without the query itself, of the k + 1 ``neighbours`` of each query (n,).
 
-    A query is the first neighbour at distance 0 with its label, ``labels`` (n,), up to rounding; a label of -1 marks a
-    query that is not stored. ``norms`` (n,) are the squared lengths of the queries.
+    A query is the first neighbour at distance 0 with its label, ``labels`` (n,), up to rounding; a class of -1, or nan,
+    marks a query that is not stored. ``norms`` (n,) are the squared lengths of the queries.
 
     >>> import numpy as np
     >>> from pflcli.method import Neighbours, leave_out
@@ -42,7 +43,8 @@ def leave_out(neighbours: Neighbours, labels: NDArray[np.int64], norms: NDArray[
     [[4.0, 9.0]]
     """
     is_self = (neighbours.label == labels[:, None]) & (neighbours.distance <= _SAME * norms[:, None])
-    is_self &= (labels >= 0)[:, None] & (is_self.cumsum(axis=1) == 1)
+    is_stored = labels >= 0 if labels.dtype.kind == "i" else ~np.isnan(labels)
+    is_self &= is_stored[:, None] & (is_self.cumsum(axis=1) == 1)
     rows, order = np.arange(len(labels))[:, None], np.argsort(is_self, axis=1, kind="stable")[:, :k]
     distance = np.where(is_self, np.inf, neighbours.distance)[rows, order]
     return Neighbours(distance, np.where(is_self, -1, neighbours.label)[rows, order])
@@ -57,7 +59,7 @@ class Stores:
 
     blob: NDArray[np.uint8]
     bytes: NDArray[np.int64]
-    y: NDArray[np.int64]
+    y: NDArray[Any]
     offsets: NDArray[np.int64]
     threads: int = 1
 
@@ -97,16 +99,16 @@ class Stores:
         call_in_threads(search_each, len(clients), self.threads)
         exists = row >= 0
         row += np.repeat(self.offsets[clients], np.diff(bounds))[:, None]
-        label = np.full_like(row, -1)
+        label = np.full(row.shape, -1, self.y.dtype)
         label[exists] = self.y[row[exists]]
         return Neighbours(np.maximum(distance, 0, out=distance), label)
 
 
 @dataclass(frozen=True)
 class ClientStore:
-    """A client's stored samples: classes ``y`` (n,), and representations ``z`` (n, d) or a compressed ``index``."""
+    """A client's stored samples: labels ``y`` (n,), and representations ``z`` (n, d) or a compressed ``index``."""
 
-    y: NDArray[np.int64]
+    y: NDArray[Any]
     z: NDArray[np.float32] | None = None
     index: NDArray[np.uint8] | None = None
 

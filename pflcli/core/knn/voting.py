@@ -44,6 +44,20 @@ def vote_by_distance(neighbours: Neighbours, classes: int, exponent: NDArray[np.
     return p
 
 
+def mean_by_distance(neighbours: Neighbours, exponent: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the mean label (n, 1) of each query's neighbours, weighted by the softmax of ``exponent`` (n, k).
+
+    It is nan for a query without neighbours. This is Nadaraya and Watson's estimate among the nearest samples.
+    """
+    exists = np.isfinite(neighbours.distance)
+    e = np.where(exists, exponent, -np.inf)
+    largest = e.max(axis=1, keepdims=True, initial=-np.inf)
+    weight = np.where(exists, np.exp(e - np.where(np.isfinite(largest), largest, 0)), 0.0)
+    total = weight.sum(axis=1, keepdims=True)
+    sums = (weight * np.where(exists, neighbours.label, 0)).sum(axis=1, keepdims=True)
+    return np.asarray(np.divide(sums, total, out=np.full_like(sums, np.nan), where=total > 0))
+
+
 def count_votes(neighbours: Neighbours, classes: int) -> Votes:
     """Return the number of each query's neighbours in each class, (n, C)."""
     votes, exists = np.zeros((len(neighbours.label), classes)), neighbours.label >= 0

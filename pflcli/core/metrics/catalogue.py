@@ -1,8 +1,8 @@
 """The catalogue of metrics: one entry each with unit, weighting and heading, used by files and tables.
 
 A metric of predictions only needs an entry with its formula. Other metrics (costs, gains, times) are computed elsewhere
-in ``pflcli/evaluation/`` and take unit, weighting and heading from here. Entries of other tasks than classification
-stand in the files of these.
+in ``pflcli/evaluation/`` and take unit, weighting and heading from here. Entries of other tasks than classes stand in
+the files of these.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ _OF_OTHER_TASKS = (
     entry
     for kind, place in tasks.KINDS.items()
     if kind != tasks.CLASSES
-    for entry in importlib.import_module(place.module).METRICS
+    for entry in getattr(importlib.import_module(place.module), "ENTRIES", ())
 )
 METRICS: dict[str, Metric] = {entry.name: entry for entry in (*_ENTRIES, *_OF_OTHER_TASKS)}
 """All metrics by name, in the order of the columns of an evaluation's table."""
@@ -149,9 +149,11 @@ def parse_names(names: Iterable[str]) -> tuple[str, ...]:
 def require_defined(names: Iterable[str], kind: str, outputs: int) -> None:
     """Raise UsageError if one of the metrics is not defined for labels of this kind, or this number of classes."""
     for name in names:
-        if METRICS[name].task != kind:
-            proposed = tasks.find(kind).metrics[0]
-            raise UsageError(f"{name} is a metric of {METRICS[name].task}, and labels are {kind}", f"use {proposed}")
+        if name not in tasks.find(kind).metrics:
+            of = " and ".join(_kinds(METRICS[name]))
+            raise UsageError(
+                f"{name} is a metric of {of}, and the task is {kind}", f"use {tasks.find(kind).metrics[0]}"
+            )
         if METRICS[name].two_classes and outputs != 2:
             raise UsageError(
                 f"{name} is defined for two classes, and there are {outputs}",
@@ -220,9 +222,15 @@ def prediction_metrics(metrics: Sequence[str] = DEFAULT) -> list[Metric]:
 
 
 def _is_computed(metric: Metric, metrics: Sequence[str]) -> bool:
-    if metric.task != METRICS[metrics[0]].task:
+    if not {*_kinds(metric)} & {*_kinds(METRICS[metrics[0]])}:
         return False
     return not metric.optional or metric.name in metrics or metric.score in metrics
+
+
+def _kinds(metric: Metric) -> list[str]:
+    """Return the tasks for which a metric is defined: that of classes if none names it."""
+    name = metric.score or metric.name
+    return [kind for kind, place in tasks.KINDS.items() if name in place.metrics] or [tasks.CLASSES]
 
 
 def describe_sweep(names: Iterable[str]) -> dict[str, dict[str, str]]:

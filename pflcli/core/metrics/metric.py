@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.core import scores
-from pflcli.core.tasks import CLASSES, RANKING
+from pflcli.core.tasks import RANKING
 
 BY_SAMPLES, ALIKE, DECILE = "clients by samples", "clients alike", "(m/10)-th worst client"
+LABEL_UNIT = "unit of labels"
+"""The unit of a metric that is in that of the labels, which the table then names."""
 
 Array = NDArray[Any]
 
@@ -67,13 +69,25 @@ class Metric:
     """the samples without which it is undefined for a client"""
     two_classes: bool = False
     """whether it is defined for two classes only"""
-    task: str = CLASSES
-    """the kind of labels for which it is defined"""
+    suffix: str = ""
+    """what follows a number in a sentence: the unit of labels, with a space before it"""
 
     @property
     def ranks(self) -> bool:
         """Whether ``--metric`` accepts it."""
         return self.name in RANKING
+
+    @property
+    def title(self) -> str:
+        """The heading, and the unit of labels in brackets."""
+        return f"{self.heading} ({self.suffix.strip()})" if self.suffix else self.heading
+
+    def in_unit(self, unit: str, size: float) -> Metric:
+        """Return the metric with this unit of labels, if it is in it, and four digits of numbers of about this size."""
+        if self.unit != LABEL_UNIT:
+            return self
+        digits = min(max(3 - math.floor(math.log10(size)), 0), 6) if 0 < size < math.inf else self.digits
+        return replace(self, digits=digits, suffix=f" {unit}" if unit else "")
 
     @property
     def sign(self) -> int:
@@ -187,7 +201,6 @@ def ranking(
     unit: str = "fraction",
     percent: bool = True,
     lower_is_better: bool = False,
-    task: str = CLASSES,
     **form: Any,
 ) -> list[Metric]:
     """Return a metric that is computed only if ``--metric`` names it, and the metrics that accompany it."""
@@ -195,7 +208,6 @@ def ranking(
         "percent": percent,
         "lower_is_better": lower_is_better,
         "digits": 1 if percent else 3,
-        "task": task,
     }
     first = Metric(
         name, unit, BY_SAMPLES, heading, gives_way=145, over=scores.weighted_mean, optional=True, by_name=True,

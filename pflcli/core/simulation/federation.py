@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from pflcli.core import config, datasets, registry, rng, schemes, splits
 from pflcli.core.datasets import SPLITS, Samples
 from pflcli.core.engine import federation as engine
-from pflcli.core.engine.task import Classification, Task
+from pflcli.core.engine.tasks import Task
+from pflcli.core.engine.tasks.classes import Classification
 from pflcli.core.errors import InputError, UsageError, closest
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ class Federation(engine.Federation):
         split: Any = None,
         fractions: Fractions | None = None,
         classes: Sequence[Any] | None = None,
-        task: Task | None = None,
+        task: Task | str | None = None,
+        unit: str = "",
         new_clients: Iterable[Any] = (),
         seed: int = 0,
         device: str = "cpu",
@@ -76,14 +78,19 @@ class Federation(engine.Federation):
         (n, length). Labels and clients are words or numbers; clients are sorted by name, and labels by value or by
         ``classes``. ``split`` (n,) is "train", "validation" or "test" for each sample; without it, each client's
         samples are split at random by ``fractions`` (0.6, 0.2, 0.2), drawn from ``seed`` as ``pfl partition`` does.
-        ``task`` is what models learn to predict, by default the class of a sample.
+        ``task`` is what models learn to predict, by default the class of a sample; "quantity" and "count", with the
+        ``unit`` of labels, are those of ``pfl import --task``.
         ``new_clients`` are the names of the clients that take no part in rounds. Raises InputError for arrays that do
         not fit together and for invalid values, UsageError for fractions that do not add up to 1 and unknown clients.
         """
         if task is not None and classes is not None:
             raise UsageError("task and classes both say what models predict", "give one of them")
-        if task is not None and not hasattr(task, "check"):
-            raise UsageError(f"task is {task!r}, not a task", "an object with the members of Task")
+        if isinstance(task, str):
+            from pflcli.core import tasks  # here, so that a simulation of classes does not load it
+
+            task = tasks.parse(task, unit)
+        if not isinstance(task, Task | None):
+            raise UsageError(f"task is {task!r}, not a task", 'task="quantity", or an object of Task')
         if task is None:
             labels, names = _number_labels(_as_labels(y), classes)
             task = Classification(max(len(names), 2), tuple(names))
@@ -111,7 +118,7 @@ class Federation(engine.Federation):
         federation = replace(federation, new=np.isin(federation.names, new)) if new else federation
         if not len(federation.participants):
             raise UsageError("no client has training samples and takes part in rounds", "fewer new_clients")
-        return federation
+        return federation.fitted()
 
     @classmethod
     def from_dataset(
@@ -157,7 +164,7 @@ class Federation(engine.Federation):
             parts = schemes.redistribute(parts, min_samples, rng.generator(seed, "redistribute"))
         federation = _arrange(samples, parts, fractions, seed, device, splitter, cfg)
         names = () if splitter.permutes_labels(cfg) else samples.names
-        return federation if samples.task else replace(federation, task=Classification(samples.classes, names))
+        return federation.fitted() if samples.task else replace(federation, task=Classification(samples.classes, names))
 
     def describe(self) -> pd.DataFrame:
         """Return a frame with a row per client: samples of each split, facts about labels, and their divergence.
@@ -282,7 +289,7 @@ def _number_labels(array: NDArray[Any], classes: Sequence[Any] | None) -> tuple[
     """Return labels from 0 and the names of the classes; raises InputError for a label that is no class."""
     if array.dtype.kind == "f" and not (array == np.floor(array)).all():
         row = int(np.flatnonzero(array != np.floor(array))[0])
-        raise InputError(f"y of row {row} is {array[row]}, a number and not a class", "methods here classify")
+        raise InputError(f"y of row {row} is {array[row]}, a number and not a class", 'task="quantity"')
     if array.dtype.kind == "f":
         array = array.astype(np.int64)
     if array.dtype.kind == "O":

@@ -56,7 +56,7 @@ def require_suited(name: str, method: Method, settings: Settings, kind: str | No
     """
     if kind is not None and not {kind, "any"} & {*method.TASKS}:
         raise UnsuitedError(
-            f"{name} learns {' and '.join(method.TASKS)}, and labels are {kind}",
+            f"{name} learns {' and '.join(method.TASKS)}, and the task is {kind}",
             "a method whose file has TASKS = ('any',), such as fedavg",
         )
     if kind is not None and settings.round_metric is not None:

@@ -21,7 +21,7 @@ from torch import nn
 from pflcli.core import config, methods, models, registry, rng
 from pflcli.core.datasets import SPLITS
 from pflcli.core.engine.engine import MODES
-from pflcli.core.engine.task import Task
+from pflcli.core.engine.tasks import Task
 from pflcli.core.errors import InputError, UnsuitedError, UsageError, closest
 from pflcli.core.federation.predictor import ClientModel
 from pflcli.core.federation.run import Run, RunInputs
@@ -71,7 +71,7 @@ class Predictions:
     def correct(self) -> NDArray[np.bool_]:
         """Whether each sample (n,) is predicted correctly. Raises UnsuitedError if labels are not classes."""
         if self.task.score != "accuracy":
-            raise UnsuitedError(f"labels are {self.task.kind}, which are not right or wrong", "use scores")
+            raise UnsuitedError(f"predictions of a {self.task.kind} are not right or wrong", "use scores")
         return self.scores
 
 

@@ -1,4 +1,4 @@
-"""Labels: their classes, a condition such as ``num>0``, and a map from several classes to fewer."""
+"""Labels: numbers, or classes, with a condition such as ``num>0`` or a map from several classes to fewer."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli.core.engine.tasks import Task
 from pflcli.core.errors import InputError, UsageError, closest
 from pflcli.core.wording import listed
 from pflcli.data.formats import Condition, Like, RawSamples, is_number, sort_words, spellings
-from pflcli.data.formats.cells import is_date, plain
+from pflcli.data.formats.cells import find_readings, is_date, list_missing, plain
 
 _OPERATORS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     ">=": (operator.ge, "<"), "<=": (operator.le, ">"), "!=": (operator.ne, "=="), "==": (operator.eq, "!="),
@@ -104,6 +105,42 @@ def _apply(condition: Condition, words: NDArray[np.str_], raw: RawSamples) -> ND
     return np.where(words == "", "", np.where(holds, *condition.classes[::-1]))
 
 
+def read_numbers(raw: RawSamples, task: Task) -> RawSamples:
+    """Return samples whose labels are numbers in the spelling of Python, empty if missing.
+
+    Words that mark missing numbers among features do so here. Raises UsageError for options that make classes,
+    InputError, with the place, for a label that is not a number.
+    """
+    if raw.condition is not None or raw.dialect.label_map:
+        option = "a condition in --label" if raw.condition is not None else "--label-map"
+        raise UsageError(f"{option} makes classes, and --task is {task.kind}", "leave out one of them")
+    missing, number_of = {"", *list_missing(raw.dialect)}, dict[str, str]()
+    marks = {float(mark) for mark in raw.dialect.na or () if is_number(mark)}
+    for word in np.unique(raw.label).tolist():
+        number = "" if word in missing else plain(word, raw.dialect)
+        if number is None:
+            row = int(np.argmax(raw.label == word))
+            problem = f"{raw.place(row, 'label', ())}: '{word}' is not a number, as the task {task.kind} needs"
+            readings = [f"{each.option} reads it as {each.number}" for each in find_readings([word], raw.dialect)]
+            raise InputError(problem, *readings, "if each label is a class: --task classes")
+        number_of[word] = "" if number and float(number) in marks else number
+    return replace(raw, label=np.asarray([number_of[word] for word in raw.label.tolist()], dtype=np.str_))
+
+
+def parse_numbers(raw: RawSamples, rows: NDArray[np.int64], task: Task) -> NDArray[np.float64]:
+    """Return the labels (n,) of ``rows`` as numbers; raises InputError for one that is no label of the task."""
+    y = raw.label[rows].astype(np.float64)
+    found = task.find_invalid(y)
+    if found is None and len(np.unique(y)) == 1:
+        found = 0, "is that of every sample, so there is nothing to learn"
+    if found is not None:
+        row = int(rows[found[0]])
+        raise InputError(
+            f"{raw.place(row, 'label', ())}: {raw.label[row]} {found[1]}", "correct it, or choose another --task"
+        )
+    return y
+
+
 def number_classes(
     raw: RawSamples, rows: NDArray[np.int64], like: Like | None, *, are_classes: bool = False
 ) -> tuple[NDArray[np.int64], list[str]]:
@@ -151,23 +188,31 @@ def _require_classes(
     ``place`` returns the place of the first label of a mask (n,).
     """
     numbers, start = [float(word) for word in classes if is_number(word)], words == words[0]
-    are_numbers, insist = len(numbers) == len(classes), "if each is a class: --classes"
+    are_numbers, insist = len(numbers) == len(classes), "if each is a class: --task classes"
     if are_numbers:
         middle = f"{raw.names.get('label', 'COL')}>{numbers[(len(numbers) - 1) // 2]:g}"
         divide = f"make two classes by a condition, such as --label '{middle}', or bin it into classes first"
         fraction = next((word for word in words.tolist() if not float(word).is_integer()), None)
         if fraction is not None:
-            raise InputError(f"{place(words == fraction)}: {fraction} is a quantity, and pfl learns classes", divide)
+            raise InputError(
+                f"{place(words == fraction)}: {fraction} is a fraction, and no name of a class",
+                "if labels are a quantity: --task quantity",
+                divide,
+            )
     if are_classes:
         return
     if all(map(is_date, classes)):
         problem, remedy = f"'{words[0]}' is a date", "choose another --label"
     elif are_numbers and len(classes) > _MAX_INTEGER_CLASSES:
         problem = f"the label has {len(classes)} whole numbers in {len(words)} samples ({listed(classes, 4)})"
-        problem, remedy = f"{problem}, as a quantity has", f"if it is one: {divide}"
+        raise InputError(
+            f"{place(start)}: {problem}: are they a quantity, counts, or classes?",
+            "--task quantity, --task count or --task classes",
+            divide,
+        )
     elif len(classes) > _MAX_INTEGER_CLASSES and len(words) < _MIN_SAMPLES_PER_WORD * len(classes):
         problem = f"the label has {len(classes)} different words in {len(words)} samples ({listed(classes, 4)})"
         problem, remedy = f"{problem}, as an id or text has", "choose another --label"
     else:
         return
-    raise InputError(f"{place(start)}: {problem}, and pfl learns classes", remedy, insist)
+    raise InputError(f"{place(start)}: {problem}", remedy, insist)

@@ -90,7 +90,7 @@ def read(
         raise InputError(
             f"{locate(*absent)}: {_list(absent, count_of)} may mean that the {noun} is missing",
             f"if so: --na {typed} --missing drop",
-            "if each is a class: --classes" if noun == "class" else f"if each is a {noun}: --na {kept}",
+            "if each is a class: --task classes" if noun == "class" else f"if each is a {noun}: --na {kept}",
         )
     if dialect.fold_case:
         folded = {name: same[0] for same in by_key.values() for name in same} | {"": ""}

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts.codebook import Column
 from pflcli.artifacts.kinds.dataset import Dataset
+from pflcli.core.engine.tasks import Task
 from pflcli.core.errors import InputError, UsageError
+from pflcli.core.tasks import Labels
 from pflcli.core.wording import counted, listed
 from pflcli.data.formats import KEEP, Like, RawSamples, labels, spellings
 from pflcli.data.formats.cells import MISSING, list_missing, plain
@@ -47,10 +49,11 @@ def clean(
     missing: str = "error",
     standardize_by: str = "",
     like: Like | None = None,
+    task: Task | None = None,
     are_classes: bool = False,
     drop_duplicates: bool = False,
 ) -> CleanSamples:
-    """Check ``raw``, called ``name`` in errors, and return it with classes as numbers.
+    """Check ``raw``, called ``name`` in errors, and return it with labels as numbers: of the ``task``, or of classes.
 
     ``missing``: "error" raises an error for a missing value, "drop" leaves its sample out, "median" keeps NaN, which
     the partition fills in, with one more feature per column that marks missing values. ``standardize_by`` is
@@ -66,7 +69,8 @@ def clean(
     x = raw.x if is_images or raw.x.dtype in (np.float32, np.float64) else raw.x.astype(np.float64)
     _require_storable(raw, name)
     remarks = list(raw.remarks)
-    raw = labels.read_labels(read_names(raw), like, are_classes=are_classes)
+    raw = read_names(raw)
+    raw = labels.read_labels(raw, like, are_classes=are_classes) if task is None else labels.read_numbers(raw, task)
     lost = _find_incomplete(raw, x, missing)
     if lost.all():
         raise InputError(f"{name}: every sample lacks a value", *_column_hints(raw, x, lost))
@@ -75,7 +79,11 @@ def clean(
     if is_ordered:
         rows = _sort_by_time(raw, rows)
     require_in_range(x, raw, set(rows.tolist()) if len(rows) < len(x) else None)
-    y, classes = labels.number_classes(raw, rows, like, are_classes=are_classes)
+    y, classes = (
+        labels.number_classes(raw, rows, like, are_classes=are_classes)
+        if task is None
+        else (labels.parse_numbers(raw, rows, task), [])
+    )
     is_copy, copies = _find_copies(raw, rows, are_dropped=drop_duplicates)
     if drop_duplicates:
         rows, y = rows[~is_copy], y[~is_copy]
@@ -92,7 +100,8 @@ def clean(
         x = x.astype(np.float64)
     if not (standardize_by or missing == "median"):
         x = x.astype(np.uint8 if is_images else np.float32, copy=False)
-    dataset = Dataset(x, y, classes, owner, _feature_names(columns), bool(standardize_by), fill)
+    kind = None if task is None else Labels.of(task)
+    dataset = Dataset(x, y, classes, owner, _feature_names(columns), bool(standardize_by), fill, labels=kind)
     groups = raw.metadata.get("group")
     group = None if groups is None else np.unique(groups[rows], return_inverse=True)[1].astype(np.int64)
     by_client = standardize_by == "client"

@@ -103,6 +103,8 @@ class Deal:
             result = replace(result, x=x, y=y, cluster=cluster)
         if self.new_clients:
             result = replace(result, new=_choose_new_clients(result, self.new_clients, self.seed))
+        if samples.task is not None:
+            result = replace(result, labels=Labels.of(samples.task.fitted(result.list_training_labels())))
         if result.new is not None and self.new_capacity < 1:
             result = client_splits.keep_fraction(result, np.flatnonzero(result.new), self.new_capacity, self.seed)
         return result if self.poison is None else self.poison.apply(result, self.seed)

@@ -11,9 +11,12 @@ from typing import Any
 
 from pflcli.artifacts import codebook
 from pflcli.artifacts.codebook import Codebook, Column
+from pflcli.artifacts.kinds import read_labels
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import ancestor
+from pflcli.core.engine.tasks import Task
 from pflcli.core.errors import GoneError, InputError
+from pflcli.core.tasks import Labels
 from pflcli.data.formats import Like, Roles
 
 
@@ -25,6 +28,11 @@ class Earlier:
     book: Codebook
     request: Mapping[str, Any] = field(default_factory=dict)
     is_federation: bool = False
+    labels: Labels | None = None
+
+    def task(self) -> Task | None:
+        """Return the task that labels are for, None for classes."""
+        return None if self.labels is None or self.labels.fields is None else self.labels.task()
 
     @property
     def like(self) -> Like:
@@ -83,7 +91,7 @@ def read_earlier(path: Path | str) -> Earlier:
     artifact = open_one(path)
     # A comparison and the like have no codebook of their own.
     source = artifact if codebook.FILE in artifact.manifest.files else ancestor(artifact, "partition")
-    if source is None or not (book := codebook.read(source)).classes:
+    if source is None or not ((book := codebook.read(source)).classes or read_labels(source.manifest, 0).fields):
         raise InputError(
             f"{path} has no class names, so --like cannot use it",
             "--like takes an imported dataset, its partition, or a federation",
@@ -94,4 +102,5 @@ def read_earlier(path: Path | str) -> Earlier:
         dataset = ancestor(artifact, "dataset")
     except GoneError:
         dataset = None
-    return Earlier(str(path), book, {} if dataset is None else dataset.manifest.request)
+    request = {} if dataset is None else dataset.manifest.request
+    return Earlier(str(path), book, request, labels=read_labels(source.manifest, 0))

@@ -43,13 +43,14 @@ def load_samples(source: Artifact, root: Path | None, *, download: bool = False)
     samples = Samples(
         stored.x,
         stored.y,
-        len(stored.classes),
+        len(stored.classes) if stored.labels is None else stored.labels.outputs,
         stored.owner,
         stored.is_ordered,
         coarse=stored.coarse,
         scaling=Scaling(standardize_by, stored.fill) if standardize_by or stored.fill else None,
         group=stored.group,
         kept=stored.kept,
+        task=None if stored.labels is None else stored.labels.task(),
     )
     if stored.split is None:
         return samples
@@ -63,13 +64,12 @@ def load_samples(source: Artifact, root: Path | None, *, download: bool = False)
 
 def summarize(dataset: datasets.Dataset, dropped: int) -> dict[str, Any]:
     """Return the summary of a dataset of which ``dropped`` samples were left out."""
-    counts = np.bincount(dataset.y, minlength=len(dataset.classes))
     summary: dict[str, Any] = {
         "samples": len(dataset.y),
         "dropped": dropped,
         "shape": list(dataset.x.shape[1:]),
         "type": str(dataset.x.dtype),
-        "classes": {name: int(count) for name, count in zip(dataset.classes, counts, strict=True)},
+        **(_count_classes(dataset) if dataset.labels is None else dataset.labels.facts()),
         "features": list(dataset.features),
         "clients": None,
         **({"kept": [*dataset.kept]} if dataset.kept else {}),
@@ -83,3 +83,9 @@ def summarize(dataset: datasets.Dataset, dropped: int) -> dict[str, Any]:
             "largest": int(sizes.max()),
         }
     return summary
+
+
+def _count_classes(dataset: datasets.Dataset) -> dict[str, Any]:
+    """Return the number of samples of each class."""
+    counts = np.bincount(dataset.y, minlength=len(dataset.classes))
+    return {"classes": {name: int(count) for name, count in zip(dataset.classes, counts, strict=True)}}

@@ -80,7 +80,7 @@ class Poison:
         result = replace(select_rows(partition, rows, sizes.ravel().tolist()), poisoned=poisoned)
         if self.kind == "flip":
             if partition.labels.kind != CLASSES:
-                raise UsageError(f"--poison {self} flips classes, and labels are {partition.labels.kind}")
+                raise UsageError(f"--poison {self} flips classes, and the task is {partition.labels.kind}")
             return replace(result, y=np.where(holder[rows], partition.classes - 1 - result.y, result.y))
         if self.kind == "none":
             return result

@@ -46,10 +46,10 @@ _MAX_EXACT_INTEGER = 2**24
 """float32 represents all integers up to this one exactly."""
 
 
-def profile(raw: RawSamples) -> list[ColumnProfile]:
+def profile(raw: RawSamples, *, are_classes: bool = True) -> list[ColumnProfile]:
     """Return a row for each column or array of ``raw``: those with a role, the features, and those left out.
 
-    Samples are those of the file, also those that will be left out.
+    Samples are those of the file, also those that will be left out. ``are_classes`` says whether labels are classes.
     """
     roles = {"client": raw.owner, "label": raw.label, **raw.metadata}
     rows = [
@@ -57,7 +57,7 @@ def profile(raw: RawSamples) -> list[ColumnProfile]:
         for role, words in roles.items()
         if words is not None
     ]
-    if raw.owner is not None:
+    if raw.owner is not None and are_classes:
         rows = [
             replace(row, remarks=(*row.remarks, *_compare_classes(raw, raw.owner))) if row.became == "label" else row
             for row in rows
@@ -65,7 +65,7 @@ def profile(raw: RawSamples) -> list[ColumnProfile]:
     left_out = [_describe_left_out(name, series) for name, series in raw.left_out.items()]
     if "order" in raw.metadata:
         left_out = [replace(row, remarks=()) for row in left_out]
-    return [*rows, *_describe_features(raw), *left_out]
+    return [*rows, *_describe_features(raw, are_classes=are_classes), *left_out]
 
 
 def _compare_classes(raw: RawSamples, owner: NDArray[np.str_]) -> list[str]:
@@ -106,7 +106,7 @@ def _describe_left_out(name: str, series: Any) -> ColumnProfile:
     return replace(row, missing=missing, kind=row.kind if row.distinct else "empty")
 
 
-def _describe_features(raw: RawSamples) -> Iterator[ColumnProfile]:
+def _describe_features(raw: RawSamples, *, are_classes: bool) -> Iterator[ColumnProfile]:
     """Yield the row of each column, or of each feature or channel of an array."""
     x = raw.x
     if x.dtype == np.uint8 and x.ndim > 2:
@@ -123,7 +123,7 @@ def _describe_features(raw: RawSamples) -> Iterator[ColumnProfile]:
             float(known.max(initial=-np.inf)), None, (), f"{int(np.prod(x.shape[1:]))} features", (),
         )  # fmt: skip
         return
-    judge = _Judge(raw)
+    judge = _Judge(raw).judge if are_classes else lambda *_, **__: []
     at, lacking = 0, _find_lacking(raw)
     noun = "feature" if x.ndim == 2 else "channel"
     for column in raw.columns or [None] * x.shape[-1]:
@@ -133,7 +133,7 @@ def _describe_features(raw: RawSamples) -> Iterator[ColumnProfile]:
         if column is not None and column.words:
             row = _describe_hot(name, column.words, values)
             yield replace(
-                row, remarks=(*judge.judge(values.argmax(axis=1), is_ordered=False), *lacking(values, has_words=True))
+                row, remarks=(*judge(values.argmax(axis=1), is_ordered=False), *lacking(values, has_words=True))
             )
         elif width > 1:
             row = _describe_numbers(name, values.reshape(-1), f"{width} features")
@@ -150,7 +150,7 @@ def _describe_features(raw: RawSamples) -> Iterator[ColumnProfile]:
             )
             remarks += _flag_numbers(name, numbers.astype(np.float64))
             if x.ndim == 2:
-                remarks += [*judge.judge(numbers, is_ordered=True), *lacking(values)]
+                remarks += [*judge(numbers, is_ordered=True), *lacking(values)]
             yield replace(row, kind=kind, remarks=tuple(remarks))
 
 

@@ -51,7 +51,7 @@ def draw_clients(
     }
     across = channel(
         "score",
-        title=f"test {metric.heading}",
+        title=f"test {metric.title}",
         axis=vega.score_axis(metric),
         scale=vega.score_scale(table.ravel().tolist(), metric),
     )
@@ -147,7 +147,7 @@ def rank_axes(values: Sequence[float], metric: Metric) -> Spec:
     scale = vega.score_scale(values, metric)
     return {
         "x": across,
-        "y": channel("score", title=f"test {metric.heading}", axis=vega.score_axis(metric), scale=scale),
+        "y": channel("score", title=f"test {metric.title}", axis=vega.score_axis(metric), scale=scale),
     }
 
 
@@ -210,7 +210,7 @@ def _gain_panels(scores: Mapping[str, Scores], baseline: str, columns: int, metr
                 "layer": [vega.level_line(0, "y", color=GREY, strokeDash=[4, 3]), vega.layer(dot, dots, x=x, y=y)],
             }
         )
-    unit = " (points)" if metric.percent else ""
+    unit = " (points)" if metric.percent else metric.title.removeprefix(metric.heading)
     thinned = f"; {len(drawn)} of {count} are drawn" if len(drawn) < count else ""
     return {
         "title": {

@@ -9,6 +9,9 @@ A threshold is a weighted quantile of the scores of validation labels. A score o
 score of another client has weight w. The test sample has weight 1 and an infinite score (Barber, Candès, Ramdas &
 Tibshirani, 2023, https://doi.org/10.1214/23-AOS2276). The three rules differ in w: w = 0 (own), w = 1 (pooled), and a
 value between them (shrunk), with which all other clients' samples together count as ``pseudo_count`` samples.
+
+The score of a number is its distance from the prediction, so that sets are intervals (Lei et al., 2018,
+https://doi.org/10.1080/01621459.2017.1307116).
 """
 
 from __future__ import annotations
@@ -41,11 +44,11 @@ class Rule:
     """Results of one threshold rule by client (m,); coverage and size are nan for clients without test samples."""
 
     threshold: Floats
-    """highest score in a set; infinite if the sets contain all classes"""
+    """highest score in a set; infinite if the sets contain all classes, or all numbers"""
     coverage: Floats
     """the fraction of test samples whose set contains the label"""
     size: Floats
-    """mean number of classes in a set"""
+    """mean number of classes in a set, or width of the intervals, nan if these are infinite"""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class ClientSets:
     """number of validation samples of each client, (m,)"""
     rules: Mapping[str, Rule]
     """results by the name of the threshold rule"""
+    of_numbers: bool = False
+    """whether they are intervals of numbers, whose size is their width"""
 
 
 def require_level(coverage: float) -> None:

@@ -144,14 +144,15 @@ def conclude(
     metric: str = "accuracy",
     level: float = gains.LEVEL,
     majority: float | None = None,
+    unit: str = "",
 ) -> Conclusion:
     """Return the conclusion from the rows of a table, whose gains ``judge_gains`` has judged.
 
     ``baseline`` is the label of its row, ``global`` or None. ``metric`` ranks the methods, and gains are in it.
     ``majority`` is the share of the most frequent class, which a baseline that has learned something exceeds; a row of
-    the method ``constant`` takes its place.
+    the method ``constant`` takes its place. ``unit`` is that of labels.
     """
-    entry = catalogue.METRICS[metric]
+    entry = tables.find_entry({"methods": rows, "unit": unit}, metric)
     ranked = sorted((row for row in rows if not row.get("reference")), key=lambda row: -entry.rank(_score(row, metric)))
     compared = {} if baseline is None else {str(row["label"]): row for row in ranked if is_compared(row, baseline)}
     bounds = {label: row["metrics"]["gain"]["interval"] for label, row in compared.items()}
@@ -418,7 +419,7 @@ def _format_gain(row: Row, entry: Metric) -> str:
 
 
 def _format_number(value: float, entry: Metric, sign: str = "") -> str:
-    return f"{entry.scale * value:{sign}.{entry.digits}f}{' points' if entry.percent else ''}"
+    return f"{entry.scale * value:{sign}.{entry.digits}f}{' points' if entry.percent else entry.suffix}"
 
 
 def _say_seeds(row: Row) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,12 +16,20 @@ _MAX_NAMES = 10
 def title(metrics: Mapping[str, Any]) -> str:
     """Return the heading of the table."""
     level = _format_percent(metrics["sets"]["coverage"])
-    return f"Prediction sets at coverage {level} %, calibrated on validation samples"
+    what = "intervals" if _are_intervals(metrics["sets"]) else "sets"
+    return f"Prediction {what} at coverage {level} %, calibrated on validation samples"
+
+
+def _are_intervals(sets: Mapping[str, Any]) -> bool:
+    """Return whether the sets are intervals of numbers."""
+    return bool(sets["score"] == "|label - p|")
 
 
 def table(metrics: Mapping[str, Any]) -> Table:
     """Return a table with a row per method and threshold, methods in the order of the table of scores."""
     heading = ["method", "threshold", "coverage %", "bottom decile %", "set size", "clients with full sets"]
+    if _are_intervals(metrics["sets"]):
+        heading[4:] = [f"width{unit_of(metrics)}", "clients with infinite intervals"]
     by_label = metrics["sets"]["methods"]
     rows = []
     for label in (row["label"] for row in metrics["methods"] if row["label"] in by_label):
@@ -33,11 +42,16 @@ def table(metrics: Mapping[str, Any]) -> Table:
                     rule,
                     _format_cell(entry["coverage"], 100, 1),
                     _format_cell(entry["coverage_bottom_decile"], 100, 1),
-                    _format_cell(entry["set_size"], 1, 2),
+                    _format_size(entry["set_size"], metrics["sets"]),
                     "-" if full["value"] is None else f"{full['value']:g} of {round(full['n'] / seeds)}",
                 ]
             )
-    return Table(heading, rows, ["clients with full sets"])
+    return Table(heading, rows, [heading[-1]])
+
+
+def unit_of(metrics: Mapping[str, Any]) -> str:
+    """Return the unit of labels in brackets, with a space before it; empty if they have none."""
+    return f" ({metrics['unit']})" if "unit" in metrics else ""
 
 
 def notes(metrics: Mapping[str, Any]) -> list[str]:
@@ -77,7 +91,8 @@ def _describe_small_clients(sets: Mapping[str, Any]) -> list[str]:
         where = "" if len(groups) == 1 else f" ({_list_first(runs, 'run')})"
         lines.append(
             f"own threshold at coverage {_format_percent(sets['coverage'])} %: {counted(len(names), 'client')} with "
-            f"fewer than {counted(sets['fewest_samples'], 'validation sample')}, whose sets contain all classes"
+            f"fewer than {counted(sets['fewest_samples'], 'validation sample')}, whose "
+            f"{'intervals are infinite' if _are_intervals(sets) else 'sets contain all classes'}"
             f"{where}: {_list_first(names, 'client')}"
         )
     return lines
@@ -92,8 +107,15 @@ def _format_percent(share: float) -> str:
     return f"{100 * share:.6g}"
 
 
+def _format_size(metric: Mapping[str, Any], sets: Mapping[str, Any]) -> str:
+    """Return a number of classes, or the width of intervals to four digits."""
+    size = metric["value"]
+    is_known = _are_intervals(sets) and size is not None and size > 0
+    return _format_cell(metric, 1, min(max(3 - math.floor(math.log10(size)), 0), 6) if is_known else 2)
+
+
 def _format_cell(metric: Mapping[str, Any], scale: float, digits: int) -> str:
-    if metric["value"] is None:
+    if metric["value"] is None or math.isnan(metric["value"]):
         return "-"
     spread = metric.get("std_over_seeds")
     text = f"{scale * metric['value']:.{digits}f}"

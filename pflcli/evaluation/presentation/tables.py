@@ -58,7 +58,7 @@ def build(metrics: Mapping[str, Any], kind: str = "evaluation", columns: Sequenc
     worst = catalogue.part(metric_names[0], "worst")
     target = f"{100 * metrics['target']:g} %" if "target" in metrics else ""
     link = metrics.get("link", "")
-    entries = {name: _column_entry(name, metric_names) for name in used}
+    entries = {name: _column_entry(metrics, name, metric_names) for name in used}
     titles = {
         name: entry.heading.format(target=target, link=link) + _name_unit(entry) for name, entry in entries.items()
     }
@@ -96,19 +96,27 @@ def _metric_names(metrics: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for name in metrics.get("metric", ()) if name in RANKING) or catalogue.DEFAULT
 
 
-def _column_entry(name: str, metric_names: Sequence[str]) -> Metric:
+def find_entry(metrics: Mapping[str, Any], name: str) -> Metric:
+    """Return the catalogue entry of a metric, in the unit of the labels of the stored ``metrics``."""
+    known = [row["metrics"][name]["value"] for row in metrics["methods"] if name in row["metrics"]]
+    sizes = [abs(value) for value in known if value is not None and math.isfinite(value)]
+    return catalogue.METRICS[name].in_unit(metrics.get("unit", ""), max(sizes, default=0.0))
+
+
+def _column_entry(metrics: Mapping[str, Any], name: str, metric_names: Sequence[str]) -> Metric:
     """Return the catalogue entry of a column; a gain is formatted like the ranking metric."""
-    entry, first = catalogue.METRICS[name], catalogue.METRICS[metric_names[0]]
-    return (
-        replace(entry, percent=first.percent, digits=first.digits, optional=first.optional) if name == "gain" else entry
-    )
+    entry, first = find_entry(metrics, name), find_entry(metrics, metric_names[0])
+    if name != "gain":
+        return entry if name in metric_names else replace(entry, suffix="")
+    shape = {key: getattr(first, key) for key in ("percent", "digits", "optional", "suffix")}
+    return replace(entry, **shape)
 
 
 def format_score(score: float | None, metric: Metric) -> str:
     """Return a score, in percent where the metric is a fraction; ``-`` if it is unknown."""
     if score is None or math.isnan(score):
         return "-"
-    return f"{metric.scale * score:.{metric.digits}f}{' %' if metric.percent else ''}"
+    return f"{metric.scale * score:.{metric.digits}f}{' %' if metric.percent else metric.suffix}"
 
 
 def format_interval(interval: Sequence[float], metric: Metric) -> str:
@@ -162,7 +170,9 @@ def list_numbers(metrics: Mapping[str, Any], columns: Sequence[str] | None = Non
 
 def _name_unit(entry: Metric) -> str:
     """Return what follows the heading of a column: a difference of percentages is in points."""
-    return (" (points)" if entry.name == "gain" else " %") if entry.percent else ""
+    if entry.percent:
+        return " (points)" if entry.name == "gain" else " %"
+    return entry.title.removeprefix(entry.heading)
 
 
 def _format_cell(entry: Metric, metric: Mapping[str, Any] | None) -> str:

@@ -19,6 +19,8 @@ from pflcli.methods.parts.folds import Folds
 FEW = 5
 """By default, a client with fewer validation samples than this also chooses by stored samples."""
 
+_NOT_STORED = {"i": -1, "f": np.nan}
+"""The label of a query that is not stored, by the type of labels."""
 _CHOICE = "choice"
 """The split of validation and stored samples by which clients choose."""
 
@@ -88,7 +90,7 @@ def _find_stored_rows(run: Run, client: int) -> list[int]:
     assert run.embeddings is not None
     assert run.stores is not None
     train, store = run.embeddings["train"], select_client(run.stores, client)
-    row_of = {(train.z[row].tobytes(), int(train.y[row])): row for row in range(*train.offsets[client : client + 2])}
+    row_of = {(train.z[row].tobytes(), train.y[row].item()): row for row in range(*train.offsets[client : client + 2])}
     if store.z is not None:
         known = [row_of.get((z.tobytes(), y)) for z, y in zip(store.z, store.y.tolist(), strict=True)]
         rows = [row for row in known if row is not None]
@@ -128,5 +130,5 @@ def search(
         part = parts[_CHOICE]
         more = stores.search(clients, part.z, part.offsets, k + 1)
         norms = np.square(part.z.astype(np.float64)).sum(axis=1)
-        found[_CHOICE] = leave_out(more, np.where(choice.is_stored, part.y, -1), norms, k)
+        found[_CHOICE] = leave_out(more, np.where(choice.is_stored, part.y, _NOT_STORED[part.y.dtype.kind]), norms, k)
     return found

@@ -55,11 +55,13 @@ class Classifier:
         return self.predict(samples)
 
 
-def record_choices(fitted: Sequence[Classifier], model: str) -> dict[str, NDArray[np.float64]]:
-    """Return for each classifier to choose from whether each client (m,) took it, 1 or 0; nothing if one was named."""
+def record_choices(
+    fitted: Sequence[Classifier], model: str, compared: Sequence[str] = COMPARED
+) -> dict[str, NDArray[np.float64]]:
+    """Return for each model to choose from whether each client (m,) took it, 1 or 0; nothing if one was named."""
     if model != "choose":
         return {}
-    return {name: np.asarray([float(each.model == name) for each in fitted]) for name in COMPARED}
+    return {name: np.asarray([float(each.model == name) for each in fitted]) for name in compared}
 
 
 def fit(samples: Array, y: NDArray[np.int64], classes: int, model: str, draw: np.random.Generator) -> Classifier:
@@ -68,7 +70,7 @@ def fit(samples: Array, y: NDArray[np.int64], classes: int, model: str, draw: np
     With a single class this class is predicted, and without samples all classes are equally likely. Raises
     UnsuitedError for boosting with more than a hundred features.
     """
-    read = _learn_features(samples)
+    read = learn_features(samples)
     features = read(samples)
     if model == "boosting" and features.shape[1] > MAX_BOOSTED_FEATURES:
         raise UnsuitedError(
@@ -83,7 +85,7 @@ def fit(samples: Array, y: NDArray[np.int64], classes: int, model: str, draw: np
         "boosting": _fit_boosting,
     }
     inputs = dict.fromkeys(train, features) | dict.fromkeys(("logistic", "lda"), rotate(features))
-    with _one_thread():
+    with one_thread():
         if model == "choose":
             right = {name: _cross_validate(train[name], inputs[name], y, classes, draw) for name in COMPARED}
             model = max(right, key=lambda name: right[name])
@@ -93,7 +95,7 @@ def fit(samples: Array, y: NDArray[np.int64], classes: int, model: str, draw: np
         if not len(new):
             return np.zeros((0, classes), np.float32)
         x = read(new)
-        with _one_thread():
+        with one_thread():
             p = predict(rotate(x) if model in ("logistic", "lda") else x)
         return ((p + _MIN_PROBABILITY) / (1 + classes * _MIN_PROBABILITY)).astype(np.float32)
 
@@ -101,7 +103,7 @@ def fit(samples: Array, y: NDArray[np.int64], classes: int, model: str, draw: np
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Compute by one thread, so that sums have one order, and without scikit-learn's warnings and checks of inputs."""
     import sklearn
     from threadpoolctl import threadpool_limits
@@ -153,7 +155,7 @@ def _fit_known(
 # Features
 
 
-def _learn_features(samples: Array) -> Callable[[Array], Array]:
+def learn_features(samples: Array) -> Callable[[Array], Array]:
     """Return a function of samples (n, ...) that returns their features (n, d), by what is known from ``samples``."""
     if samples.dtype == np.uint8:
         return lambda new: new.reshape(len(new), -1).astype(np.float32) / 255

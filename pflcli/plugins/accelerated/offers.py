@@ -15,7 +15,7 @@ from torch import Tensor
 from pflcli.core.engine import backend, linear_chain
 from pflcli.core.engine.gradients import StackedNetwork
 from pflcli.core.engine.strategy import Backend, Forward, Prediction, Request, Strategy, WorkerNet
-from pflcli.core.engine.task import Classification
+from pflcli.core.engine.tasks.classes import Classification
 from pflcli.core.parameters import Params, Stacked
 
 

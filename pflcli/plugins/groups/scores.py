@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pflcli.artifacts import client_blocks, codebook, kept_columns
 from pflcli.artifacts.codebook import Codebook, Column
 from pflcli.artifacts.kinds import partition as partitions
-from pflcli.artifacts.kinds import predictions
+from pflcli.artifacts.kinds import predictions, require_classes
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.kinds.predictions import LaterClients
 from pflcli.artifacts.reader import Artifact, require_ancestor
@@ -55,7 +55,7 @@ def require_columns(partition: Artifact, columns: Sequence[str]) -> None:
 
     It may have too many values. Labels must be classes.
     """
-    scoring.require_classes(partitions.read_form(partition).kind, {"--group-scores": columns})
+    require_classes(partition.manifest, "--group-scores")
     samples, book = partitions.read(partition), codebook.read(partition)
     for column in columns:
         _list_groups(column, _read_words(samples, book, column, str(partition.path)))
@@ -67,7 +67,7 @@ def summarize(scored: Sequence[Scored], metrics: Mapping[str, Any], columns: Seq
     ``metrics`` are those of the table, whose baseline, intervals and order of methods these scores share. Raises an
     error as ``require_columns`` does, and InputError if the partition no longer exists.
     """
-    scoring.require_classes(catalogue.METRICS[scored[0].metric_names[0]].task, {"--group-scores": columns})
+    require_classes(scored[0].artifact.manifest, "--group-scores")
     return {"groups": [_summarize_column(scored, metrics, column) for column in columns]}
 
 

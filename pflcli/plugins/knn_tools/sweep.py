@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook, csv_file
 from pflcli.artifacts.codebook import Codebook
-from pflcli.artifacts.kinds import embeddings
+from pflcli.artifacts.kinds import embeddings, require_classes
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
@@ -109,6 +109,7 @@ def sweep(asked: Sweep) -> Outcome:
     points: Grid = config.build(Grid, {name: value for name, value in typed.items() if value is not None}, "sweep")
     plot = asked.plot or next((axis for axis, values in points.axes.items() if len(values) > 1), "capacity")
     origin = open_one(asked.source, "embeddings", chosen=Chosen(asked.method, asked.seed, draws=True))
+    require_classes(origin.manifest, "pfl sweep")
     backbone = ancestor(origin, "backbone")
     if backbone is not None and backbone.manifest.request["settings"].get("refit"):
         raise InputError(

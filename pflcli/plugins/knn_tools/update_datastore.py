@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts import client_blocks, codebook
-from pflcli.artifacts.kinds import datastore, embeddings
+from pflcli.artifacts.kinds import datastore, embeddings, require_classes
 from pflcli.artifacts.kinds.embeddings import StoredEmbeddings
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
@@ -75,6 +75,7 @@ def update_datastore(asked: UpdateDatastore) -> Outcome:
         open_one(place, kind, chosen=chosen)
         for place, kind in ((asked.source, "datastore"), (asked.arriving, "embeddings"))
     )
+    require_classes(new.manifest, "pfl update-datastore")
     _require_match(old, new)
     seed = run_request.choose_seed(asked.seed, new)
     request = {"index": indexes.EXACT, "policy": asked.policy, "from": asked.first, "to": asked.last, "seed": seed}

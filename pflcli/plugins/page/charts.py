@@ -87,7 +87,7 @@ def _draw_ranked(comparison: Comparison) -> Chart:
         clients.scores, methods, baseline, metric, strokeWidth=thickness(), opacity=opacity(), tooltip=tips
     )
     axes = {axis: lines["encoding"][axis] for axis in ("x", "y")}
-    axes["y"]["title"] = metric.heading
+    axes["y"]["title"] = metric.title
     dots: list[Row] = []
     for label in methods:
         ranked, share = client_charts.rank_clients(clients.scores[label], metric)
@@ -125,7 +125,9 @@ def _draw_ranked(comparison: Comparison) -> Chart:
 
 def _title_gain(comparison: Comparison) -> str:
     """Return the title of an axis of gains."""
-    return f"gain over {comparison.baseline_name}{' (points)' if comparison.metric.percent else ''}"
+    metric = comparison.metric
+    unit = " (points)" if metric.percent else metric.title.removeprefix(metric.heading)
+    return f"gain over {comparison.baseline_name}{unit}"
 
 
 def _list_costs(comparison: Comparison) -> list[Row]:
@@ -251,7 +253,7 @@ def _dumbbell_layers(rows: list[Row], comparison: Comparison, few: bool) -> Spec
     """Return a line per client from the baseline's score to the method's; rows for ``few`` clients, else columns."""
     numbers = [row[key] for row in rows for key in ("score", "baseline")]
     score = {
-        "title": f"{comparison.metric.heading}: {comparison.baseline_name} (grey) and the method",
+        "title": f"{comparison.metric.title}: {comparison.baseline_name} (grey) and the method",
         "axis": vega.score_axis(comparison.metric),
         "scale": vega.score_scale(numbers, comparison.metric),
     }
@@ -318,7 +320,7 @@ def _draw_tuned(comparison: Comparison) -> list[Chart]:
     for label, name in clients.tuned:
         shared.setdefault((comparison.row(label).get("method", label), name), []).append(label)
     is_gain = clients.baseline is not None
-    title = _title_gain(comparison) if is_gain else comparison.metric.heading
+    title = _title_gain(comparison) if is_gain else comparison.metric.title
     charts: list[Chart] = []
     for (method, name), labels in shared.items():
         rows = [

@@ -151,7 +151,7 @@ def _collect_client_scores(comparison: Comparison) -> dict[str, Any]:
         labels = [comparison.baseline, *(label for label in labels if label != comparison.baseline)]
     return {
         "split": split,
-        "heading": comparison.metric.heading,
+        "heading": comparison.metric.title,
         "percent": comparison.metric.percent,
         "methods": [vega.escape_name(label) for label in labels],
         "samples": {clients.names[client]: round(float(clients.samples[client])) for client in clients.drawn.tolist()},
@@ -225,7 +225,7 @@ def _render_facts(section: Section) -> str:
         *([("references", str(len(references)))] if references else []),
         ("seeds", ", ".join(map(str, comparison.seeds))),
         ("scored on", f"{comparison.metrics['split']} samples"),
-        ("ranked by", comparison.metric.heading),
+        ("ranked by", comparison.metric.title),
         ("baseline", comparison.baseline_name if comparison.baseline else "none"),
         ("learned from", _describe_splits(comparison)),
         ("tuning", budget),

@@ -93,7 +93,7 @@ class TableOptions:
         form = partition_kind.read_form(partition)
         metrics = self.metrics or tasks.find(form.kind).metrics[:1]
         catalogue.require_defined(metrics, form.kind, form.classes)
-        scoring.require_classes(form.kind, {"--target": self.target, "--coverage": self.coverage})
+        scoring.require_classes(form.kind, form.classes, self.target, self.coverage)
         if self.positive is not None:
             catalogue.positive_class(self.positive, codebook.read(partition).class_names(form.classes))
         for partition in partitions.values() if self.coverage is not None else ():

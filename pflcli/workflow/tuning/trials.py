@@ -19,7 +19,7 @@ from pflcli.artifacts.kinds import predictions, tuning
 from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.core import scores
+from pflcli.core import scores, tasks
 from pflcli.core.errors import ComputationError, InputError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.core.metrics import catalogue
@@ -209,7 +209,7 @@ def _score(number: int, point: Point, path: Path, metric: str) -> Trial:
     by_client = entry.score_clients(answers.parts["p"], answers.y, answers.offsets)
     score = scores.weighted_mean(by_client, weight)
     usual = catalogue.METRICS[ACCURACY]
-    has_accuracy = entry.task == usual.task
+    has_accuracy = metric in tasks.find(tasks.CLASSES).metrics
     accuracy = usual.score_clients(answers.parts["p"], answers.y, answers.offsets) if has_accuracy else None
     problem = ""
     if math.isnan(score):

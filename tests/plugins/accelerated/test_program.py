@@ -18,7 +18,7 @@ from pflcli.core.engine.engine import Engine
 from pflcli.core.engine.federation import Federation
 from pflcli.core.engine.local_sgd import LocalSGD
 from pflcli.core.engine.strategy import WorkerNet
-from pflcli.core.engine.task import Classification
+from pflcli.core.engine.tasks.classes import Classification
 from pflcli.core.engine.trainer import Task, Worker
 from pflcli.methods import per_fedavg
 from pflcli.plugins.accelerated import graph, loops, products, program

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from pflcli.core import methods
+from pflcli.core import methods, tasks
 from pflcli.core.datasets import SPLITS
 from pflcli.core.engine.federation import Federation
 from pflcli.core.federation.run import Run
@@ -54,61 +53,15 @@ def make_separable_clients() -> Federation:
     return Federation.from_blocks(x.astype(np.float32), y, offsets, CLASSES, cluster=CLUSTER[:5])
 
 
-@dataclass(frozen=True)
-class Quantity:
-    """Predict a number: the loss is the squared error, the score the negative absolute error."""
-
-    kind: ClassVar[str] = "quantities"
-    score: ClassVar[str] = "negative absolute error"
-
-    outputs: int = 1
-    names: tuple[str, ...] = ()
-    unit: str = ""
-
-    def check(self, where: str, y: NDArray[Any]) -> NDArray[np.float32]:
-        """Return labels as float32."""
-        return y.astype(np.float32)
-
-    def describe(self, y: NDArray[Any]) -> dict[str, float]:
-        """Return the mean."""
-        return {"mean": float(y.mean())}
-
-    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return the squared errors (n,)."""
-        return (outputs[..., 0] - y) ** 2
-
-    def mean_losses(
-        self, outputs: Tensor, y: Tensor, weight: Tensor, scale: float | Tensor = 1.0
-    ) -> tuple[Tensor, Tensor]:
-        """Return the weighted squared errors (a,), and their gradients."""
-        error = outputs[..., 0] - y
-        factor = weight * (scale[:, None] if isinstance(scale, Tensor) else scale)
-        return (error**2 * weight).sum(dim=1), (2 * error * factor)[..., None]
-
-    def predict(self, outputs: Tensor) -> NDArray[np.float32]:
-        """Return the outputs."""
-        numbers: NDArray[np.float32] = outputs.float().cpu().numpy()
-        return numbers
-
-    def default(self) -> NDArray[np.float32]:
-        """Return 0."""
-        return np.zeros(1, np.float32)
-
-    def bounded_losses(self, p: NDArray[np.float32], y: NDArray[Any]) -> NDArray[np.float64]:
-        """Return the squared errors (n,), at most 16."""
-        return np.asarray(np.minimum((p[:, 0] - y) ** 2, 16), np.float64)
-
-    def scores(self, p: NDArray[np.float32], y: NDArray[Any]) -> NDArray[np.float32]:
-        """Return the negative absolute errors (n,)."""
-        return np.asarray(-np.abs(p[:, 0] - y), np.float32)
-
-
-def make_quantities() -> Federation:
-    """Return five clients whose labels are quantities, and linear in the features."""
+def make_numbers(kind: str) -> Federation:
+    """Return five clients whose labels are quantities or counts that depend on the features."""
     draw, sizes = np.random.default_rng(0), np.tile([24, 6, 8], (5, 1))
     offsets = np.concatenate([[0], np.cumsum(sizes.ravel())])
     x = draw.normal(size=(offsets[-1], FEATURES)).astype(np.float32)
-    return Federation.from_blocks(x, 2 + x[:, 0] - x[:, 1], offsets, Quantity(), cluster=CLUSTER[:5])
+    y = 200 + 30.0 * (x[:, 0] - x[:, 1]) if kind == "quantity" else draw.poisson(np.exp(1 + 0.7 * x[:, 0]))
+    y = y.astype(np.float64)
+    data = Federation.from_blocks(x, y, offsets, tasks.find(kind).task(), cluster=CLUSTER[:5])
+    return data.fitted()
 
 
 def make_repetitive_clients() -> Federation:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pflcli.core import models, parameters, registry, rng
-from pflcli.core.engine.task import Classification
+from pflcli.core.engine.tasks.classes import Classification
 from pflcli.core.errors import ComputationError, InputError, PflError, UsageError
 from pflcli.core.models import Net
 from pflcli.core.parameters import Stacked
