@@ -173,7 +173,7 @@ def test_names_that_may_be_missing_are_asked_about_and_both_answers_work(tmp_pat
             )
         kept = count_names(folder, role, path, options | {"na": word, "missing": "drop"})
         is_label = role in ("label", "condition", "label map")
-        all_names = count_names(folder, role, path, options | ({"classes": True} if is_label else {"na": ""}))
+        all_names = count_names(folder, role, path, options | ({"task": "classes"} if is_label else {"na": ""}))
         assert (kept, all_names) == ((2, 2) if role == "condition" else (3, 4)), word
 
 

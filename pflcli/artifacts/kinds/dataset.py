@@ -190,10 +190,10 @@ check = read
 
 def describe(manifest: Manifest) -> list[str]:
     """Return a few facts that distinguish artifacts of this kind, as text."""
-    summary, classes = manifest.summary, manifest.summary.get("classes")
+    summary, classes, labels = manifest.summary, manifest.summary.get("classes"), read_labels(manifest, 0)
     return [
         describe_name(manifest.made.get("source")),
         describe_count(summary.get("clients"), "client"),
         describe_count(summary.get("samples"), "sample"),
-        f"{len(classes)} classes" if isinstance(classes, dict) else read_labels(manifest, 0).kind,
+        f"{len(classes)} classes" if isinstance(classes, dict) else "" if labels.fields is None else labels.kind,
     ]
