@@ -240,7 +240,7 @@ TABLES = {
     "a missing label": (make_labelled_table([0, 1, 2, None, 0, 1]), r"a, row 4 .*, column 'label': no value"),
     "a fraction": (
         pa.table({"who": ["a", "b"] * 3, "x": np.arange(6.0), "label": np.arange(6) / 4}),
-        "is a quantity",
+        "is a fraction, and no name of a class",
     ),
 }
 
