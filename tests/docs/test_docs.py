@@ -348,8 +348,9 @@ def test_stored_verdicts_are_about_claims_of_the_papers_as_they_are_stated_now(f
     files = [*fill_script.RESULTS.glob("verdicts-*.csv")]
     assert files
     for file in files:
-        paper = file.stem.removeprefix("verdicts-").removesuffix("-pretrained")
-        name = "claims" if file.stem.endswith(paper) else "pretrained"
+        stem = file.stem.removeprefix("verdicts-")
+        name = next((word for word in ("pretrained", "frozen") if stem.endswith(f"-{word}")), "claims")
+        paper = stem.removesuffix(f"-{name}")
         stated = claims_file.read(ROOT / "examples" / "papers" / paper / f"{name}.toml")
         heading, *rows = fill_script.read(file)
         for row in rows:
@@ -413,6 +414,7 @@ def read_verdicts(fill_script):
         "fedattn": "FedAttn",
         "fedham": "FedHAM",
         "knn-per": "kNN-Per",
+        "knn-per-frozen": "kNN-Per",
         "knn-per-pretrained": "kNN-Per",
         "panm": "PANM",
     }
