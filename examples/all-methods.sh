@@ -3,7 +3,7 @@
 #
 #   bash examples/all-methods.sh writers
 #   bash examples/all-methods.sh fashion-mnist --root FOLDER      20 clients, Dirichlet 0.1
-#   bash examples/all-methods.sh writers longer                   only those that need more rounds than the others
+#   bash examples/all-methods.sh writers longer                   FedSGD and SCAFFOLD with settings of their own
 #   bash examples/all-methods.sh writers later                    rivals of kNN-Per, with gains over it, on the models
 #                                                                 that FedAvg and FedAdam have trained
 #   bash examples/all-methods.sh writers --tune 8 --out DIR       each method tuned by eight trials
@@ -19,12 +19,13 @@ compared=all,fedattn@faithful,fedham@faithful
 labelled=(--set fedattn@faithful.form=faithful --set fedham@faithful.form=faithful)
 who=(--scheme natural)
 how=(--model mlp --rounds 600 --participation 0.4 --batch-size 10) rate=0.1
-# These need more rounds, and SCAFFOLD diverges at this rate.
+# FedSGD needs more rounds, and so do three peer methods; SCAFFOLD diverges at this rate.
 apart=(--set fedsgd.training.rounds=2400)
-for method in gossip fedamp pens; do apart+=(--set "$method.training.rounds=1200"); done
 ((${#tuning[@]})) || apart+=(--set scaffold.training.lr=0.05)
+peers=()
+for method in gossip fedamp pens; do peers+=(--set "$method.training.rounds=1200"); done
 if [ "$dataset" != writers ]; then
-  apart=()
+  apart=() peers=()
   who=(--scheme dirichlet --set alpha=0.1 --clients 20 --min-samples 10)
   how=(--model cnn --rounds 2000 --participation 1 --batch-size 10) rate=0.005
   if [ "$size" = small ]; then
@@ -51,7 +52,7 @@ if [ "${2:-}" = later ]; then
   exit
 fi
 if [ "${2:-}" = longer ]; then
-  runs+=/longer compared=fedavg,fedsgd,gossip,fedamp,pens,scaffold labelled=()
+  runs+=/longer compared=fedavg,fedsgd,scaffold labelled=(--no-references) peers=()
 fi
 pfl compare "${partitions[@]}" -o "$runs" "${how[@]}" "${tuning[@]+"${tuning[@]}"}" "${apart[@]+"${apart[@]}"}" \
-  "${labelled[@]+"${labelled[@]}"}" --methods "$compared"
+  "${peers[@]+"${peers[@]}"}" "${labelled[@]+"${labelled[@]}"}" --methods "$compared"
