@@ -70,13 +70,7 @@ def fit(samples: Array, y: NDArray[np.int64], classes: int, model: str, draw: np
     With a single class this class is predicted, and without samples all classes are equally likely. Raises
     UnsuitedError for boosting with more than a hundred features.
     """
-    read = learn_features(samples)
-    features = read(samples)
-    if model == "boosting" and features.shape[1] > MAX_BOOSTED_FEATURES:
-        raise UnsuitedError(
-            f"model=boosting is for at most {MAX_BOOSTED_FEATURES} features, and a sample has {features.shape[1]}",
-            "--set model=choose, or forest",
-        )
+    read, features = read_features(samples, model)
     rotate, scale = _span(features), 0.1 if samples.dtype == np.uint8 else 1.0
     train: dict[str, Callable[..., Predict]] = {
         "logistic": partial(_fit_logistic, scale=scale),
@@ -100,6 +94,21 @@ def fit(samples: Array, y: NDArray[np.int64], classes: int, model: str, draw: np
         return ((p + _MIN_PROBABILITY) / (1 + classes * _MIN_PROBABILITY)).astype(np.float32)
 
     return Classifier(model, predict_samples)
+
+
+def read_features(samples: Array, model: str) -> tuple[Callable[[Array], Array], Array]:
+    """Return what reads the features of further samples, and the features (n, d) of ``samples``.
+
+    Raises UnsuitedError for boosting with more than a hundred features.
+    """
+    read = learn_features(samples)
+    features = read(samples)
+    if model == "boosting" and features.shape[1] > MAX_BOOSTED_FEATURES:
+        raise UnsuitedError(
+            f"model=boosting is for at most {MAX_BOOSTED_FEATURES} features, and a sample has {features.shape[1]}",
+            "--set model=choose, or forest",
+        )
+    return read, features
 
 
 @contextmanager

@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 from pflcli.method import UnsuitedError
 from pflcli.methods.parts.classifiers import (
     FOLDS,
-    MAX_BOOSTED_FEATURES,
     TREES,
     TREES_IN_FOLDS,
     Classifier,
     Predict,
-    learn_features,
     one_thread,
+    read_features,
 )
 
 COMPARED = ("linear", "forest")
@@ -50,13 +49,7 @@ def fit(
     """
     if model not in ("choose", *COMPARED, "boosting"):
         raise UnsuitedError(f"model={model} learns classes, and labels are numbers", "--set model=linear, or choose")
-    read = learn_features(samples)
-    features = read(samples)
-    if model == "boosting" and features.shape[1] > MAX_BOOSTED_FEATURES:
-        raise UnsuitedError(
-            f"model=boosting is for at most {MAX_BOOSTED_FEATURES} features, and a sample has {features.shape[1]}",
-            "--set model=choose, or forest",
-        )
+    read, features = read_features(samples, model)
     with one_thread():
         if model == "choose":
             folds = _divide(len(y), draw)
