@@ -26,13 +26,13 @@ WORK = {
 }
 """A line of each command that follows every task."""
 REFUSED = {
-    "predict": ("predict d {task}.csv", "what opens stored models reads classes, and the task is {task}"),
+    "predict": ("predict d {task}.csv", "a command that opens stored models reads classes, and the task is {task}"),
     "new-client": (
         "new-client d {task}.csv --client later --label y -o x",
-        "what opens stored models reads classes, and the task is {task}",
+        "a command that opens stored models reads classes, and the task is {task}",
     ),
-    "export": ("export d -o x", "what opens stored models reads classes, and the task is {task}"),
-    "audit": ("audit d -o x", "what opens stored models reads classes, and the task is {task}"),
+    "export": ("export d -o x", "a command that opens stored models reads classes, and the task is {task}"),
+    "audit": ("audit d -o x", "a command that opens stored models reads classes, and the task is {task}"),
     "stack": ("stack f d -o x", "pfl stack reads classes, and the task is {task}"),
     "federation": ("federation create d -o x", "pfl federation reads classes, and the task is {task}"),
     "import-predictions": (

@@ -66,7 +66,7 @@ def reopen(artifact: Artifact, weights: Path | str | None) -> ReopenedRun:
     """
     request = artifact.manifest.request
     name = str(request["method"])
-    require_classes(artifact.manifest, "what opens stored models")
+    require_classes(artifact.manifest, "a command that opens stored models")
     method = run_request.load_method(artifact)
     reference = next((item for item in artifact.manifest.inputs if item.role == "source"), None)
     if reference is None:
