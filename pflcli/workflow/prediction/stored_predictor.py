@@ -69,7 +69,7 @@ def replace_test_samples(data: Partition, client: int, x: NDArray[Any]) -> Parti
     return replace(
         data,
         x=np.concatenate([data.x[:first], x, data.x[last:]]),
-        y=np.concatenate([data.y[:first], np.zeros(len(x), np.int64), data.y[last:]]),
+        y=np.concatenate([data.y[:first], np.zeros(len(x), data.y.dtype), data.y[last:]]),
         sample=np.concatenate([data.sample[:first], np.full(len(x), -1), data.sample[last:]]),
         offsets=offsets,
     )
@@ -144,7 +144,7 @@ def predict_global(model: ReopenedRun, x: NDArray[Any], execution: Execution) ->
     p = run.task.predict(run.engine.infer(dict(shared), rows)[0])
     lost: NDArray[np.bool_] = np.asarray(~np.isfinite(p).all(axis=1))
     remarks = (absences.FAILURES["overflowed"],) if lost.any() else ()
-    return ClientPrediction({"p": np.where(lost[:, None], np.float32(1 / p.shape[1]), p)}, {}, remarks)
+    return ClientPrediction({"p": np.where(lost[:, None], run.task.default(), p)}, {}, remarks)
 
 
 def pool_predictions(

@@ -48,6 +48,7 @@ class Count(Task):
 
     kind: ClassVar[str] = "count"
     score: ClassVar[str] = "explained deviance"
+    formula: ClassVar[str] = "exp of the output, multiplied by the mean label"
 
     mean: float = 1.0
     deviance: float = 1.0
@@ -56,6 +57,11 @@ class Count(Task):
         """Return the row of the first label that is not a whole number from 0, and what is wrong with it."""
         bad = np.flatnonzero(~(np.isfinite(y) & (y >= 0) & (y == np.floor(y))))
         return (int(bad[0]), "is not a whole number from 0") if len(bad) else None
+
+    @property
+    def size(self) -> float:
+        """The mean label, at least 1."""
+        return max(self.mean, 1.0)
 
     def fitted(self, y: NDArray[Any]) -> Self:
         """Return the task with the mean and deviance of training labels ``y`` (n,)."""
@@ -80,10 +86,13 @@ class Count(Task):
         factor = weight * (scale if isinstance(scale, int | float) else scale[:, None])
         return ((ratio - label * outputs[..., 0]) * weight).sum(dim=1), ((ratio - label) * factor)[..., None]
 
-    def predict(self, outputs: Tensor) -> NDArray[np.float32]:
+    def activate(self, outputs: Tensor) -> Tensor:
         """Return the expected numbers (n, 1) of outputs (n, 1)."""
-        p: NDArray[np.float32] = (outputs.double().exp() * self.mean).float().cpu().numpy()
-        return p
+        return outputs.exp() * self.mean
+
+    def bounds(self, p: NDArray[np.float32], margin: float | NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the ends (n, 2) of the intervals of all labels that miss predictions by at most ``margin``, from 0."""
+        return np.maximum(super().bounds(p, margin), 0)
 
     def default(self) -> NDArray[np.float32]:
         """Return the mean training label, (1,)."""
