@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.core.errors import InputError, UsageError
+from pflcli.core.errors import InputError, UnsuitedError, UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,6 +110,16 @@ class Task(ABC):
         """Return the columns (n,) of a table of predictions (n, C), by heading; none of classes, which have names."""
         names = [*self.names, *map(str, range(len(self.names), self.outputs))]
         return {"prediction" if p.shape[1] == 1 else f"prediction({name})": p[:, at] for at, name in enumerate(names)}
+
+    def link(self, p: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+        """Return the outputs (n,) of predictions (n, 1), by which ``pfl stack`` pools several; see ``curve``."""
+        raise UnsuitedError(f"pfl stack has no rule that pools predictions of the task {self.kind}")
+
+    def curve(
+        self, outputs: NDArray[np.float64], y: NDArray[Any]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Return 1 minus the scores (n,) of outputs (n,), and the first and second derivatives by the outputs."""
+        raise NotImplementedError
 
     def misses(self, p: NDArray[np.float32], y: NDArray[Any]) -> NDArray[np.float64]:
         """Return how far labels (n,) are outside of predictions (n, C): the score that intervals are calibrated by."""

@@ -25,6 +25,8 @@ METRICS = ("poisson_deviance", "mae", "rmse")
 _LEAST = 1e-6
 """The least expected number in a deviance, which is infinite for an event where none is expected."""
 _MAX_LOSS = 16.0
+_SMOOTHING, _MAX_OUTPUT = 0.01, 30.0
+"""What ``link`` adds in means, and the largest output in ``curve``, whose exponential is finite."""
 
 
 def deviances(p: Array, y: Array) -> Array:
@@ -89,6 +91,18 @@ class Count(Task):
     def activate(self, outputs: Tensor) -> Tensor:
         """Return the expected numbers (n, 1) of outputs (n, 1)."""
         return outputs.exp() * self.mean
+
+    def link(self, p: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+        """Return the outputs (n,) of expected numbers (n, 1), to which a hundredth of the mean is added against 0."""
+        return np.asarray(np.log((p[:, 0].astype(np.float64) / self.mean + _SMOOTHING) / (1 + _SMOOTHING)))
+
+    def curve(
+        self, outputs: NDArray[np.float64], y: NDArray[Any]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Return the relative deviances (n,), see ``scores``, and their first and second derivatives by the outputs."""
+        ratio, factor = np.exp(np.minimum(outputs, _MAX_OUTPUT)), 2 * self.mean / self.deviance
+        losses = deviances(self.mean * ratio[:, None], y) / self.deviance
+        return losses, factor * (ratio - y / self.mean), factor * ratio
 
     def bounds(self, p: NDArray[np.float32], margin: float | NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the ends (n, 2) of the intervals of all labels that miss predictions by at most ``margin``, from 0."""

@@ -111,6 +111,17 @@ class Quantity(Task):
         """Return the predictions (n, 1) of outputs (n, 1), in the unit of labels."""
         return outputs * self.deviation + self.mean
 
+    def link(self, p: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+        """Return the outputs (n,) of predictions (n, 1)."""
+        return (p[:, 0].astype(np.float64) - self.mean) / self.deviation
+
+    def curve(
+        self, outputs: NDArray[np.float64], y: NDArray[Any]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Return the squared errors (n,) in deviations, and their first and second derivatives by the outputs."""
+        error = outputs - (y - self.mean) / self.deviation
+        return error**2, 2 * error, np.full_like(error, 2)
+
     def default(self) -> NDArray[np.float32]:
         """Return the mean training label, (1,)."""
         return np.full(1, self.mean, np.float32)
