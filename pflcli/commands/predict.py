@@ -17,7 +17,6 @@ from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.core.errors import InputError, UsageError
 from pflcli.core.execution import Execution
-from pflcli.core.tasks import CLASSES
 from pflcli.core.wording import counted
 from pflcli.data.formats import ABSENT, missing_name_error
 from pflcli.data.preparation.preprocessing import Preprocessing
@@ -61,7 +60,7 @@ def predict(asked: Predict) -> PredictedSamples:
     (2, 10)
     """
     execution = asked.execution
-    disclosed = disclosure.parse(asked.answers)
+    disclosure.parse(asked.answers)
     coverage.check_options(asked.coverage)
     if asked.threshold is not None and asked.coverage is None:
         raise UsageError("--threshold needs --coverage", f"--coverage 0.9 --threshold {asked.threshold}")
@@ -82,8 +81,7 @@ def predict(asked: Predict) -> PredictedSamples:
     )
     client = None if asked.client_column is not None else _choose_client(artifact, partition, asked.client)
     task = read_labels(artifact.manifest, common.form.classes).task()
-    if disclosed is not None and disclosed.is_label and task.kind != CLASSES:
-        raise UsageError(f"--answers label reveals classes alone, and the task is {task.kind}", "--answers rounded:1")
+    disclosed = disclosure.parse(asked.answers, task.kind)
     queries = _read_samples(asked, book, common)
     owner = np.full(len(queries.names), client) if queries.owner is None else queries.owner
     if client is None:

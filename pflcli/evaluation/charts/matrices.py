@@ -235,7 +235,9 @@ def draw_labels(
         "layer": [
             vega.layer({"type": "rule"}, **at, y=channel("least", title=heading, scale=scale), y2={"field": "most"}),
             vega.layer({"type": "bar", "size": 7, "color": LIGHT[0]}, **at, y=channel("low"), y2={"field": "high"}),
-            vega.layer({"type": "tick", "color": "black", "size": 9}, **at, y=channel("median")),
+            vega.layer(
+                {"type": "tick", "orient": "horizontal", "color": "black", "size": 11}, **at, y=channel("median")
+            ),
         ],
     }
     return _join_panels([([across], bars), ([], below)], title, "vconcat", 8)

@@ -114,7 +114,7 @@ def _draw_labels(numbers: Numbers) -> Chart:
             opacity=opacity(_OF_CLIENT),
         ),
         vega.layer(
-            {"type": "bar", "color": LIGHT[0]},
+            {"type": "bar", "color": LIGHT[0], "width": {"band": 0.6}},
             x=x,
             y=channel("low"),
             y2={"field": "high"},
