@@ -73,11 +73,11 @@ def score(
     return pair_with_baseline(scored, baseline)
 
 
-def require_classes(kind: str, outputs: int, target: float | None, level: float | None) -> None:
-    """Raise UsageError for a target accuracy unless labels are classes, and for sets of neither these nor numbers."""
-    for name, value in {"--target": target, "--coverage": None if outputs == 1 else level}.items():
-        if value is not None and kind != tasks.CLASSES:
-            raise UsageError(f"{name} is for classes, and the task is {kind}", f"leave out {name}")
+def require_suited(kind: str, outputs: int, target: float | None, level: float | None) -> None:
+    """Raise UsageError for a target that is no value of the first metric, and for sets of other labels than numbers."""
+    round_costs.check_target(target, kind)
+    if level is not None and outputs != 1 and kind != tasks.CLASSES:
+        raise UsageError(f"--coverage is for classes, and the task is {kind}", "leave out --coverage")
 
 
 def summarize(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pflcli.core.metrics import catalogue
 from pflcli.core.metrics.metric import Metric
-from pflcli.core.tasks import RANKING
+from pflcli.core.tasks import CLASSES, RANKING, find
 from pflcli.evaluation.metrics import gains
 
 MARK = "*"
@@ -56,8 +56,10 @@ def build(metrics: Mapping[str, Any], kind: str = "evaluation", columns: Sequenc
     metric_names = _metric_names(metrics)
     used = shown(metrics, catalogue.columns(kind, metric_names) if columns is None else columns)
     worst = catalogue.part(metric_names[0], "worst")
-    target = f"{100 * metrics['target']:g} %" if "target" in metrics else ""
-    link = metrics.get("link", "")
+    target, link = metrics.get("target", ""), metrics.get("link", "")
+    if target:
+        is_accuracy = metric_names[0] in find(CLASSES).metrics
+        target = f"{100 * target:g} %" if is_accuracy else f"{target:g} {metrics.get('unit', '')}".rstrip()
     entries = {name: _column_entry(metrics, name, metric_names) for name in used}
     titles = {
         name: entry.heading.format(target=target, link=link) + _name_unit(entry) for name, entry in entries.items()

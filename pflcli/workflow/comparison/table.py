@@ -51,7 +51,6 @@ class TableOptions:
     @classmethod
     def read(cls, asked: Compare) -> TableOptions:
         """Return the options that were given; raises UsageError for a target, metric or coverage that is invalid."""
-        round_costs.check_target(asked.target)
         coverage.check_options(asked.coverage)
         metrics = None if asked.metrics is None else catalogue.parse_names(asked.metrics)
         added = added_scores.parse(asked)
@@ -93,7 +92,7 @@ class TableOptions:
         form = partition_kind.read_form(partition)
         metrics = self.metrics or tasks.find(form.kind).metrics[:1]
         catalogue.require_defined(metrics, form.kind, form.classes)
-        scoring.require_classes(form.kind, form.classes, self.target, self.coverage)
+        scoring.require_suited(form.kind, form.classes, self.target, self.coverage)
         if self.positive is not None:
             catalogue.positive_class(self.positive, codebook.read(partition).class_names(form.classes))
         for partition in partitions.values() if self.coverage is not None else ():

@@ -29,6 +29,7 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.predict import predict
 from pflcli.core import models, registry
 from pflcli.core.engine.federation import Federation
+from pflcli.core.engine.tasks.classes import Classification
 from pflcli.core.errors import ConflictError, InputError, PflError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.data.formats import Like, tables
@@ -92,7 +93,9 @@ def test_every_model_gives_the_same_probabilities_as_onnx(name, kind, shape):
     with torch.no_grad():
         expected = torch.softmax(net(data.inputs(slice(0, 3))), dim=1).numpy()
     form = Preprocessing("p", Form(shape, TYPES[kind], CLASSES))
-    pieces = StandaloneModel("local", "a", tuple("abcde"), form, pixels, (net,), (1.0,), None, x, expected)
+    pieces = StandaloneModel(
+        "local", "a", Classification(CLASSES), tuple("abcde"), form, pixels, (net,), (1.0,), None, x, expected
+    )
     session = onnxruntime.InferenceSession(onnx_network.export_network(pieces))
     for n in (1, 3):
         p = session.run(["p"], {"x": x[:n].astype(onnx_network.input_dtype(form))})[0]

@@ -111,6 +111,10 @@ class Task(ABC):
         names = [*self.names, *map(str, range(len(self.names), self.outputs))]
         return {"prediction" if p.shape[1] == 1 else f"prediction({name})": p[:, at] for at, name in enumerate(names)}
 
+    def score_at(self, target: float) -> float:
+        """Return the mean score of samples over which the first metric of the task has the value ``target``."""
+        return target
+
     def link(self, p: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
         """Return the outputs (n,) of predictions (n, 1), by which ``pfl stack`` pools several; see ``curve``."""
         raise UnsuitedError(f"pfl stack has no rule that pools predictions of the task {self.kind}")

@@ -92,6 +92,10 @@ class Count(Task):
         """Return the expected numbers (n, 1) of outputs (n, 1)."""
         return outputs.exp() * self.mean
 
+    def score_at(self, target: float) -> float:
+        """Return the mean score of samples with the mean Poisson deviance ``target``."""
+        return 1 - target / self.deviance
+
     def link(self, p: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
         """Return the outputs (n,) of expected numbers (n, 1), to which a hundredth of the mean is added against 0."""
         return np.asarray(np.log((p[:, 0].astype(np.float64) / self.mean + _SMOOTHING) / (1 + _SMOOTHING)))

@@ -111,6 +111,10 @@ class Quantity(Task):
         """Return the predictions (n, 1) of outputs (n, 1), in the unit of labels."""
         return outputs * self.deviation + self.mean
 
+    def score_at(self, target: float) -> float:
+        """Return the mean score of samples with the RMSE ``target``."""
+        return 1 - (target / self.deviation) ** 2
+
     def link(self, p: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
         """Return the outputs (n,) of predictions (n, 1)."""
         return (p[:, 0].astype(np.float64) - self.mean) / self.deviation
