@@ -141,7 +141,7 @@ def test_a_new_kind_of_task_changes_few_files(patched):
 
 
 def test_partition_and_predictions_have_the_task(compared):
-    task = {"kind": "ordinal", "fields": {"outputs": 4, "names": [], "unit": "grades"}}
+    task = {"kind": "ordinal", "fields": {"outputs": 4, "names": [], "unit": "grades", "past": []}}
     assert {name: read_facts(compared, name)["summary"]["task"] for name in ("data", *"pfd")} == dict.fromkeys(
         ("data", *"pfd"), task
     )
