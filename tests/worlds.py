@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ from pflcli.core import models, parameters, rng
 from pflcli.core.engine.engine import Engine
 from pflcli.core.engine.federation import Federation
 from pflcli.core.engine.tasks.classes import Classification
+from pflcli.core.engine.tasks.count import Count
 from pflcli.core.engine.tasks.quantity import Quantity
 from pflcli.plugins.checks.laws import federations
 from pflcli.workflow.admission import small_federation as small
@@ -45,12 +48,25 @@ def quantities() -> Federation:
     return Federation.from_blocks(x, y, data.offsets, task, cluster=CLUSTER)
 
 
-def loss(outputs, y, data):
-    """The mean loss of outputs: cross-entropy, or the squared error in deviations of all training labels."""
+def counts() -> Federation:
+    """The clients of ``quantities``, with whole numbers from 0 to about 10."""
+    data = quantities()
+    y = torch.div(data.y - data.y.min(), 500).round()
+    labels = y.numpy()[data.rows_of(data.clients, "train")]
+    return replace(data, y=y, task=Count().fitted(labels))
+
+
+def losses(outputs, y, data):
+    """The losses of outputs: cross-entropy, or squared errors in deviations of all training labels."""
     if isinstance(data.task, Classification):
-        return functional.cross_entropy(outputs, y)
+        return functional.cross_entropy(outputs, y, reduction="none")
     labels = np.concatenate([data.y.numpy()[data.rows(client, "train")] for client in range(len(SIZES))])
-    return ((outputs[:, 0] - ((y - labels.mean()) / labels.std()).float()) ** 2).mean()
+    return (outputs[:, 0] - ((y - labels.mean()) / labels.std()).float()) ** 2
+
+
+def loss(outputs, y, data):
+    """The mean of the losses."""
+    return losses(outputs, y, data).mean()
 
 
 def clustered(groups: int = 3, members: int = 4, samples: int = 30, seed: int = 0) -> Federation:
