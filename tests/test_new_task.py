@@ -225,6 +225,7 @@ KNOWS_CLASSES = re.compile(
 ALLOWED = {
     "plugins/accelerated/offers.py": "compiled loops have the loss of classes only",
     "methods/alone.py": "classifiers, or models of numbers",
+    "methods/knn_peers.py": "means of classes, or of intervals of numbers",
     "methods/knn_per.py": "votes for classes, or means of neighbours",
     "methods/knn_per_extended.py": "votes that hide distances",
     "methods/constant.py": "frequencies of classes, or a mean label",
