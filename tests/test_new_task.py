@@ -141,7 +141,7 @@ def test_a_new_kind_of_task_changes_few_files(patched):
 
 
 def test_partition_and_predictions_have_the_task(compared):
-    task = {"kind": "ordinal", "fields": {"outputs": 4, "names": [], "unit": "grades"}}
+    task = {"kind": "ordinal", "fields": {"outputs": 4, "names": [], "unit": "grades", "past": []}}
     assert {name: read_facts(compared, name)["summary"]["task"] for name in ("data", *"pfd")} == dict.fromkeys(
         ("data", *"pfd"), task
     )
@@ -225,6 +225,7 @@ KNOWS_CLASSES = re.compile(
 ALLOWED = {
     "plugins/accelerated/offers.py": "compiled loops have the loss of classes only",
     "methods/alone.py": "classifiers, or models of numbers",
+    "methods/knn_peers.py": "means of classes, or of intervals of numbers",
     "methods/knn_per.py": "votes for classes, or means of neighbours",
     "methods/knn_per_extended.py": "votes that hide distances",
     "methods/constant.py": "frequencies of classes, or a mean label",

@@ -76,7 +76,9 @@ def partition(asked: Partition) -> Outcome:
     samples, cfg, dataset_cfg = _load_samples(
         dataset, source, splitter, deal, asked.options or {}, asked.root, asked.download
     )
-    names = Codebook(dataset, (), samples.names, samples.features) if source is None else codebook.read(source)
+    unit = "" if samples.task is None else samples.task.unit
+    own = Codebook(dataset, (), samples.names, samples.features, unit=unit)
+    names = own if source is None else codebook.read(source)
     keep_test = asked.keep_test or (source is not None and samples.is_test is not None)
     fractions = _fractions(dataset, samples, asked.fractions, keep_test=keep_test)
     spec = ArtifactSpec(

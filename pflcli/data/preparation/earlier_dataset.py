@@ -38,6 +38,7 @@ class Earlier:
     def like(self) -> Like:
         """The columns and classes that new data must have; a dataset of pfl has a column for each feature."""
         columns = self.book.columns or tuple(Column(name) for name in self.book.features)
+        columns = columns[:-1] if self.series() else columns  # the last one of a window is the label
         return Like(self.name, self.book.classes, columns)
 
     @property
@@ -61,6 +62,13 @@ class Earlier:
     def option(self, option: str, value: Any) -> Any:
         """Return the value of an option, or that of the old import if it is None."""
         return self.request.get(option) if value is None else value
+
+    def series(self) -> dict[str, int]:
+        """Return the options by which records were cut into windows; empty if they were not."""
+        names = ("window", "horizon", "every")
+        return (
+            {name: self.request[name] for name in names if name in self.request} if self.request.get("window") else {}
+        )
 
     def roles(self, roles: Roles) -> Roles:
         """Return ``roles`` with the old columns for those not given; if one defines splits, no old one does."""

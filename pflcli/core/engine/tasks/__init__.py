@@ -40,6 +40,9 @@ class Task(ABC):
     """the names of the outputs, if they are known"""
     unit: str = ""
     """the unit of labels; empty if they have none"""
+    past: tuple[float, ...] = ()
+    """where samples of a series have the past of their labels: the channel, a shift and a scale; else empty. The label
+    at step t was ``shift + scale * x[t, channel]``"""
 
     @classmethod
     def from_word(cls, option: str, unit: str) -> Self:
