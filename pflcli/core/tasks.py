@@ -64,12 +64,14 @@ def parse(word: str, unit: str) -> Any:
 class Labels:
     """What labels are, without PyTorch: of which ``kind``, and for models with so many ``outputs``.
 
-    ``fields`` are those of another task than classes, as the summary of an artifact has them.
+    ``fields`` are those of another task than classes, as the summary of an artifact has them. ``positive`` is the index
+    of the positive one of two classes.
     """
 
     outputs: int
     kind: str = CLASSES
     fields: Mapping[str, Any] | None = None
+    positive: int = 1
 
     @classmethod
     def of(cls, task: Any) -> Labels:

@@ -23,6 +23,7 @@ from pflcli.evaluation.metrics import conformal
 from pflcli.evaluation.metrics.conformal import ClientSets, Rule
 
 if TYPE_CHECKING:  # it imports scipy.special, which takes a quarter of a second
+    from pflcli.core.engine.tasks import Task
     from pflcli.evaluation.summary import Scored
 
 TABLE = "sets.csv"
@@ -110,8 +111,8 @@ def measure_sets(artifact: Artifact, test: SplitPredictions, coverage: float) ->
     validation = read_calibration(artifact)
     if len(validation.offsets) != len(test.offsets):
         raise InputError(f"{artifact.path}/predictions.h5 is inconsistent: its splits have different clients")
-    if read_labels(artifact.manifest, 0).kind != CLASSES:
-        return _measure_intervals(validation, test, coverage)
+    if (labels := read_labels(artifact.manifest, 0)).kind != CLASSES:
+        return _measure_intervals(labels.task(), validation, test, coverage)
     known = conformal.score_labels(validation.parts["p"], validation.y)
     sizes = np.diff(test.offsets)
     rules = {}
@@ -127,15 +128,20 @@ def measure_sets(artifact: Artifact, test: SplitPredictions, coverage: float) ->
     return ClientSets(coverage, np.diff(validation.offsets), rules)
 
 
-def _measure_intervals(validation: SplitPredictions, test: SplitPredictions, coverage: float) -> ClientSets:
-    """Score the intervals p - t to p + t of numbers, whose size is 2 t; nan where the threshold t is infinite."""
-    known, errors = (np.abs(each.parts["p"][:, 0].astype(np.float64) - each.y) for each in (validation, test))
+def _measure_intervals(task: Task, validation: SplitPredictions, test: SplitPredictions, coverage: float) -> ClientSets:
+    """Score the intervals of numbers: the task's, each end moved by the threshold t; width nan where t is infinite."""
+    (known, _), (errors, length) = (
+        (np.maximum(low - each.y, each.y - high), high - low)
+        for each in (validation, test)
+        for low, high in [task.bounds(each.parts["p"], coverage)]
+    )
     rules = {}
     for rule in conformal.RULES:
         threshold = conformal.find_thresholds(known, validation.offsets, coverage, rule)
-        covered = errors <= np.repeat(threshold, np.diff(test.offsets))
-        width = np.where(np.isfinite(threshold), 2 * threshold, np.nan)
-        rules[rule] = Rule(threshold, scores.per_client(covered, test.offsets), width)
+        moved = np.repeat(threshold, np.diff(test.offsets))
+        width = np.maximum(length + 2 * np.where(np.isfinite(moved), moved, np.nan), 0.0)
+        each = (scores.per_client(values, test.offsets) for values in (errors <= moved, width))
+        rules[rule] = Rule(threshold, *each)
     return ClientSets(coverage, np.diff(validation.offsets), rules, of_numbers=True)
 
 
@@ -184,7 +190,7 @@ def summarize_sets(groups: Mapping[str, Sequence[Scored]], tried: Mapping[str, i
     level = sets.level
     return {
         "coverage": level,
-        "score": "|label - p|" if sets.of_numbers else "1 - p(label)",
+        "score": "distance of the label from the prediction" if sets.of_numbers else "1 - p(label)",
         "fewest_samples": conformal.fewest_samples(level),
         "pseudo_count": conformal.pseudo_count(level),
         "methods": {label: _summarize_method(items, level, tried.get(label, 1)) for label, items in groups.items()},

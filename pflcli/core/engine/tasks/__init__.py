@@ -31,6 +31,8 @@ class Task(ABC):
     """the name of its file; metrics are defined for one task, and methods say which they learn"""
     score: ClassVar[str]
     """what messages call the mean of ``scores``"""
+    has_intervals: ClassVar[bool] = False
+    """whether ``bounds`` gives intervals, which ``--coverage`` calibrates"""
 
     outputs: int = 1
     """the size of a model's output"""
@@ -93,6 +95,20 @@ class Task(ABC):
     @abstractmethod
     def predict(self, outputs: Tensor) -> NDArray[np.float32]:
         """Return the predictions (n, C) of outputs (n, C)."""
+
+    def point(self, p: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Return the number (n,) by which predictions (n, C) are compared with labels, by default the first.
+
+        Raises UsageError if there is none.
+        """
+        return p[:, 0].astype(np.float64)
+
+    def bounds(self, p: NDArray[np.float32], level: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the ends (n,) of intervals around predictions (n, C), before calibration for the coverage ``level``.
+
+        By default both are the predictions themselves.
+        """
+        return self.point(p), self.point(p)
 
     @abstractmethod
     def default(self) -> NDArray[np.float32]:

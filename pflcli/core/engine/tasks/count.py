@@ -48,6 +48,7 @@ class Count(Task):
 
     kind: ClassVar[str] = "count"
     score: ClassVar[str] = "explained deviance"
+    has_intervals: ClassVar[bool] = True
 
     mean: float = 1.0
     deviance: float = 1.0
