@@ -17,7 +17,7 @@ from pflcli.core import registry, rng, scores
 from pflcli.core.errors import GoneError
 from pflcli.core.metrics import catalogue
 from pflcli.core.metrics.metric import Metric
-from pflcli.core.tasks import Labels
+from pflcli.core.tasks import CLASSES, Labels
 from pflcli.evaluation import client_identity, convergence, round_costs
 from pflcli.evaluation.metrics import fixed_clients, gains
 from pflcli.evaluation.metrics.conformal import ClientSets
@@ -280,6 +280,8 @@ def _add_gain(
         over = catalogue.METRICS[catalogue.part(metric.name, name)].over
         assert over is not None
         beside[f"baseline_{name}"] = float(np.mean([over(base, base) for base in bases]))
+    if metric.lower_is_better and items[0].labels.kind != CLASSES:  # an error, of which a part is gained
+        beside["baseline_mean"] = float(np.mean([*map(scores.weighted_mean, bases, weight)]))
     differing = [_count_differing(item)[chosen] for item, chosen in zip(items, tested, strict=True)]
     if any(counts.any() for counts in differing):
         clients_of = [identities[item.seed][chosen] for item, chosen in zip(items, tested, strict=True)]

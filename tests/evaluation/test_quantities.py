@@ -109,6 +109,16 @@ def test_stored_scores_are_those_of_the_stored_predictions(compared, task, metri
     gain = known["fedavg"][first]["value"] - known["ditto"][first]["value"]
     assert known["ditto"]["gain"]["value"] == pytest.approx(gain, rel=1e-9)
     assert known["ditto"]["gain"]["value"] > 0
+    part = known["ditto"]["gain_relative"]
+    before = known["fedavg"][first]["value"]
+    assert part["value"] == pytest.approx(gain / before)
+    assert part["interval"] == pytest.approx([bound / before for bound in known["ditto"]["gain"]["interval"]])
+    shown = (compared / task / "comparison" / "table.md").read_text(encoding="utf-8")
+    assert f"| +{100 * part['value']:.1f} [{100 * part['interval'][0]:+.1f}, " in shown
+    assert f"({100 * part['value']:+.1f} %) [" in shown[shown.index("\n\n") :], "the conclusion says it too"
+    with (compared / task / "comparison" / "table.csv").open(newline="", encoding="utf-8") as file:
+        (row,) = (row for row in csv.DictReader(file) if row["method"] == "ditto")
+    assert float(row["gain_relative_low"]) == pytest.approx(part["interval"][0], abs=1e-4)
 
 
 def test_tables_and_the_page_name_the_unit(compared, pfl):

@@ -95,6 +95,7 @@ _ENTRIES = (
     Metric("last_rounds_accuracy", "fraction", "clients by samples, mean over the last {} rounds"),
     Metric("validation_accuracy", "fraction", "clients by validation samples", sweep="clients by validation samples"),
     Metric("gain", "fraction", BY_SAMPLES, "gain", percent=True, compared=2),
+    Metric("gain_relative", "fraction", BY_SAMPLES, "relative gain", percent=True, compared=2, gives_way=195),
     Metric("better_off", "fraction", ALIKE, "better off (chance)", percent=True, compared=2, gives_way=190),
     Metric("worse_off", "fraction", ALIKE, "worse off (chance)", percent=True, compared=2, gives_way=150),
     Metric("reported_round", "round", "seeds", "rounds", gives_way=125, digits=0),
