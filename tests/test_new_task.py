@@ -223,7 +223,6 @@ KNOWS_CLASSES = re.compile(
 )
 """How code asks whether labels are classes."""
 ALLOWED = {
-    "plugins/accelerated/offers.py": "compiled loops have the loss of classes only",
     "methods/alone.py": "classifiers, or models of numbers",
     "methods/knn_peers.py": "means of classes, or of intervals of numbers",
     "methods/knn_per.py": "votes for classes, or means of neighbours",

@@ -63,7 +63,7 @@ def evaluate(asked: Evaluate) -> Outcome:
         raise UsageError("the same predictions are given twice")
     labels = read_labels(artifacts[0].manifest, 0)
     metric_names = named or tasks.find(labels.kind).metrics[:1]
-    scoring.require_suited(labels.kind, labels.outputs, asked.target, asked.coverage)
+    scoring.require_suited(labels, asked.target, asked.coverage)
     for artifact in artifacts[1:]:
         codebook.require_same(artifacts[0], artifact, "classes")
     inputs = tuple(a.as_input(f"predictions {i}", Path(asked.out)) for i, a in enumerate(artifacts))

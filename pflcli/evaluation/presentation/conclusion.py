@@ -110,8 +110,14 @@ def judge_gains(rows: Sequence[Mapping[str, Any]], baseline: str | None, level: 
     References are not compared; their gains have intervals of the same length, but no p-value.
     """
     compared = [row["metrics"]["gain"] for row in rows if is_compared(row, baseline)]
-    for gain in (row["metrics"].get("gain", {}) for row in rows):
+    for metrics, gain in ((row["metrics"], row["metrics"].get("gain", {})) for row in rows):
         set_intervals(gain, 1 - (1 - level) / max(1, len(compared)), is_fraction=gain.get("unit") == "fraction")
+        if before := gain.get("baseline_mean"):
+            ends: dict[str, Any] = (
+                {"interval": [bound / before for bound in gain["interval"]]} if "interval" in gain else {}
+            )
+            entry = catalogue.METRICS["gain_relative"]
+            metrics[entry.name] = entry.record([gain["value"] / before], gain["n"], **ends)
     for gain in compared:
         gain["p_corrected"] = min(1.0, len(compared) * gain["p"])
 
@@ -414,8 +420,9 @@ def _describe_cost(rows: Sequence[Row], labels: Iterable[str]) -> str:
 
 def _format_gain(row: Row, entry: Metric) -> str:
     """Return a gain with its interval, signed as in the table."""
-    gain = row["metrics"]["gain"]
-    return f"{_format_number(gain['value'], entry, '+')} {tables.format_interval(gain['interval'], entry)}"
+    gain, before = row["metrics"]["gain"], row["metrics"]["gain"].get("baseline_mean")
+    part = f" ({gain['value'] / before:+.1%})".replace("%", " %") if before else ""
+    return f"{_format_number(gain['value'], entry, '+')}{part} {tables.format_interval(gain['interval'], entry)}"
 
 
 def _format_number(value: float, entry: Metric, sign: str = "") -> str:

@@ -15,6 +15,9 @@ from pflcli.evaluation.metrics import gains
 MARK = "*"
 """Mark of a share of clients that exceeds chance."""
 
+GAINS = ("gain", "gain_relative")
+"""The columns of gains: in the unit of the metric, and as a part of the baseline's error."""
+
 MAX_FEW_CLIENTS = 10
 """Up to this number of clients the bottom decile is the worst client: tables show only one of the two."""
 
@@ -155,8 +158,9 @@ def list_numbers(metrics: Mapping[str, Any], columns: Sequence[str] | None = Non
             row[name], row[f"{name}_std_over_seeds"] = metric.get("value"), metric.get("std_over_seeds")
             if name == "rounds_to_target":
                 row["seeds_to_target"] = metric.get("n")
+            if name in GAINS:
+                row[f"{name}_low"], row[f"{name}_high"] = metric.get("interval") or (None, None)
             if name == "gain":
-                row["gain_low"], row["gain_high"] = metric.get("interval") or (None, None)
                 fixed = metric.get("these_clients", {}).get("interval")
                 row["gain_low_these_clients"], row["gain_high_these_clients"] = fixed or (None, None)
                 row["gain_p"], row["gain_p_corrected"] = metric.get("p"), metric.get("p_corrected")
@@ -182,9 +186,9 @@ def _format_cell(entry: Metric, metric: Mapping[str, Any] | None) -> str:
         return "-"
     name, digits, scale = entry.name, entry.digits, entry.scale
     value, spread = metric["value"] * scale, metric.get("std_over_seeds")
-    sign = "+" if name == "gain" and value > 0 else ""
+    sign = "+" if name in GAINS and value > 0 else ""
     text = f"{sign}{value:.{digits}f}"
-    if name == "gain" and metric.get("interval"):
+    if name in GAINS and metric.get("interval"):
         return f"{text} {format_interval(metric['interval'], entry)}"
     if "by_chance" in metric:
         return f"{text}{MARK if metric['exceeds_chance'] else ''} ({scale * metric['by_chance']:.1f})"
