@@ -178,3 +178,22 @@ def test_intervals_of_quantiles_are_those_of_romano(compared):
         assert float(row["set_size_own"]) == pytest.approx(np.mean(np.maximum(high - low + 2 * moved, 0)), rel=1e-4)
         below += moved < 0
     assert below, "an interval that covers too much becomes shorter"
+
+
+def test_conclusions_compare_with_constant_and_with_training_alone(tmp_path):
+    """Of clients with levels of their own, one model for all is no better than their means; alone, lines fit."""
+    draw = np.random.default_rng(0)
+    x, client = draw.normal(size=(300, 3)), np.repeat(np.arange(6), 50)
+    y = 1000.0 * client + 50 * x[:, 0] + draw.normal(size=300)
+    np.savez(tmp_path / "d.npz", x=x, y=y, owner=client)
+    import_data(tmp_path / "d.npz", tmp_path / "d", task="quantity", unit="g")
+    partition(tmp_path / "d", tmp_path / "p")
+    compare(tmp_path / "p", tmp_path / "c", methods=("fedavg", "ditto", "alone"), seeds=(0, 1), **SETTINGS)
+    table = json.loads((tmp_path / "c" / "comparison" / "metrics.json").read_text())
+    references = {row["label"] for row in table["methods"] if row.get("reference")}
+    assert {"constant", "alone"} <= references
+    sentence = table["conclusion"]["sentence"]
+    assert sentence.startswith("Training alone is better here by RMSE: ditto, the best method, has -"), sentence
+    assert " g [" in sentence
+    assert "but fedavg (" in sentence
+    assert "is not better than each client's own labels, whatever the features (constant, " in sentence
