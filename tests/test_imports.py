@@ -99,6 +99,7 @@ PLUGINS: dict[str, set[str]] = {
     "page": set(),
     "referee": set(),
     "replay": set(),
+    "series": set(),
     "sites": set(),
     "tracking": set(),
 }

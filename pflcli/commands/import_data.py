@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from pflcli.artifacts.kinds.dataset import ColumnProfile
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.core import tasks
+from pflcli.core import plugins, tasks
 from pflcli.core.engine.tasks import Task
 from pflcli.core.errors import ConflictError, InputError, UsageError
 from pflcli.core.execution import Execution
@@ -99,6 +99,8 @@ def import_data(asked: ImportData) -> Outcome:
     task = tasks.parse(asked.task or tasks.CLASSES, asked.unit or "")
     if asked.unit and task is None:
         raise UsageError(f"--unit {asked.unit} is for labels that are numbers", "--task quantity, or --task count")
+    given = {name: value for name in ("window", "horizon", "every") if (value := getattr(asked, name)) is not None}
+    series = {**given, **({} if earlier is None else earlier.series())}
     conversion = Conversion(
         source,
         missing or "error",
@@ -108,6 +110,7 @@ def import_data(asked: ImportData) -> Outcome:
         asked.task,
         encoder,
         asked.drop_duplicates,
+        series,
     )
     build = partial(conversion.build, execution=execution)
     outcome = make(asked.out, ArtifactSpec("dataset", conversion.request()), execution, build)
@@ -129,7 +132,7 @@ def _columns(names: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
 
 def _check_effects(asked: ImportData, standardize_by: str, earlier: Earlier | None) -> None:
     """Raise UsageError for an option that has no effect or contradicts the ``earlier`` import."""
-    for name in ("task", "unit"):
+    for name in ("task", "unit", "window", "horizon", "every"):
         if getattr(asked, name) is not None and earlier is not None:
             raise UsageError(f"--{name} has no effect with --like, which gives it", f"leave out --{name}")
     if asked.encoder_name is not None and not asked.embeddings:
@@ -147,7 +150,7 @@ class Conversion:
 
     ``task`` is what models learn, None for classes, and ``task_word`` what the user typed: with ``classes``, every
     distinct label is one. ``encoder`` computed the features, if it is not None. With ``drop_duplicates``, equal rows
-    are kept once.
+    are kept once. ``series`` are the options that cut records into windows, by name.
     """
 
     source: UserData
@@ -158,6 +161,7 @@ class Conversion:
     task_word: str | None = None
     encoder: Encoder | None = None
     drop_duplicates: bool = False
+    series: Mapping[str, int] = field(default_factory=dict)
 
     def request(self) -> dict[str, Any]:
         """Return the request of the dataset: the hash of the source and all options."""
@@ -187,6 +191,7 @@ class Conversion:
             **({} if self.task_word is None else {"task": self.task_word}),
             **({"unit": self.task.unit} if self.task_word and self.task and self.task.unit else {}),
             **({} if self.encoder is None else {"encoder": asdict(self.encoder)}),
+            **self.series,
         }
 
     def build(self, writer: ArtifactWriter, *, execution: Execution) -> Built:
@@ -213,6 +218,10 @@ class Conversion:
             are_classes=self.task_word == tasks.CLASSES,
             drop_duplicates=self.drop_duplicates,
         )
+        if (cut := plugins.load("STEPS", "window", "apply")) is not None:
+            clean = cut(clean, source.path.name, self.series, asks=earlier is None)
+        elif self.series:
+            raise UsageError(f"--window is not available: {plugins.why_missing('window')}")
         dataset = clean.dataset
         if self.encoder is not None and (
             dataset.x.ndim != 2 or dataset.x.dtype.kind != "f" or any(column.words for column in raw.columns)
@@ -221,7 +230,7 @@ class Conversion:
                 f"{source.path.name} does not contain embeddings, which are numbers (samples, features)",
                 "leave out --embeddings",
             )
-        summary = imported_dataset.summarize(dataset, clean.dropped)
+        summary = imported_dataset.summarize(dataset, clean.dropped) | {**clean.facts}
         fixed = {} if earlier is None else {name: getattr(earlier.book, name) for name in _SCALES}
         book = Codebook(
             dataset=source.path.name,

@@ -39,8 +39,8 @@ class Method(Protocol):
     """its options: a frozen dataclass with a default for each, and a line of explanation under each"""
 
     TASKS: tuple[str, ...] = ("classes",)
-    """the kinds of tasks that it learns: ``classes``, or ``any`` if of a task it uses only the loss, the predictions
-    and their scores"""
+    """the kinds of tasks that it learns: ``classes``, ``any`` if of a task it uses only the loss, the predictions and
+    their scores, or ``series`` if a sample must have the past of its label, ``Task.past``"""
 
     PERSONAL_MODELS: str = ""
     """the key of the clients' own models in the state after each round; empty if clients have none"""

@@ -19,6 +19,10 @@ name; a text such as ``show:table`` in them is an object in a module of the fold
     asks for them (``evaluation/added_scores.py``): functions that ``parse`` its value, ``require`` that it suits a
     partition, and ``summarize`` scored predictions; the ``fields`` that these add to ``metrics.json``; and functions of
     stored metrics that return ``tables``, ``notes``, and the ``numbers`` of CSV files
+``STEPS``
+    what ``pfl import`` makes of checked samples before it stores them, by the name of the option that asks for it: a
+    function ``apply`` of the samples (``data.preparation.cleaning.CleanSamples``), their name, the options that are
+    given, and whether it may ask for them
 ``FORMATS``
     formats that ``pfl import`` reads where the user names them, as in ``leaf:FOLDER``, each with its ``reader``
     (``data.preparation.user_data.Format``), the ``tool`` that wrote it, what it is called (``title``), the ``words``
@@ -56,6 +60,7 @@ _PARTS = {
     "page": ("report",),
     "referee": ("import-predictions",),
     "replay": ("replay",),
+    "series": ("window",),
     "sites": ("federation", "site"),
     "tracking": ("track",),
 }
@@ -67,6 +72,7 @@ _NEEDED = {
     "GROUPS": None,
     "KINDS": (),
     "SCORES": ("parse", "require", "summarize", "fields", "tables", "notes", "numbers"),
+    "STEPS": ("apply",),
     "FORMATS": ("reader", "tool", "title", "words"),
     "BACKENDS": (),
 }

@@ -178,6 +178,25 @@ class ImportData(TableOptions):
             show_default="drawn at random",
         ),
     ] = None
+    window: Annotated[
+        int | None,
+        typer.Option(
+            help="Cut the record of each client, its rows in --order, into windows of this many rows. A sample is a"
+            " window of all columns, --label among them; 0 if each row is a sample of its own.",
+            min=0,
+            metavar="N",
+            show_default="rows are samples; long records are asked about",
+        ),
+    ] = None
+    horizon: Annotated[
+        int | None,
+        typer.Option(
+            help="Take as label that of this many rows after the window.", min=1, metavar="N", show_default="1"
+        ),
+    ] = None
+    every: Annotated[
+        int | None, typer.Option(help="Begin a window every N rows.", min=1, metavar="N", show_default="1")
+    ] = None
     like: Annotated[
         OptionalPath,
         typer.Option(

@@ -56,6 +56,10 @@ for kind in {kinds}:
     assert pfl("show", kind) == 3
 for option in {scores}:
     assert pfl("evaluate", "c", "-o", "e", "--" + option.replace("_", "-"), "sex") == 2
+Path("t.csv").write_text("who,cost,a\n" + "".join(f"{{'ab'[n % 2]}},{{n}}.5,{{n}}\n" for n in range(20)))
+for option in {steps}:
+    words = ["--client", "who", "--label", "cost", "--task", "quantity", "--" + option, "2"]
+    assert pfl("import", "t.csv", "-o", "d", *words) == 2
 """
 
 
@@ -77,12 +81,12 @@ def run(code: str, folder: Path, *path: Path) -> subprocess.CompletedProcess[str
 
 
 def list_added(folder: str) -> dict[str, list[str]]:
-    """Return the commands, the forms, the kinds and the options of scores that a plug-in of pfl adds."""
+    """Return the commands, the forms, the kinds, and the options of scores and of steps that a plug-in of pfl adds."""
     (plug,) = (plug for plug in plugins.found() if plug.folder.name == folder)
     commands = sorted({command.split()[0] for command in plug.constants.get("COMMANDS", {})})
     kinds = [kind for kind, facts in plug.constants.get("KINDS", {}).items() if "module" in facts]
-    forms, scores = ([*plug.constants.get(name, {})] for name in ("FORMATS", "SCORES"))
-    return {"commands": commands, "forms": forms, "kinds": kinds, "scores": scores}
+    forms, scores, steps = ([*plug.constants.get(name, {})] for name in ("FORMATS", "SCORES", "STEPS"))
+    return {"commands": commands, "forms": forms, "kinds": kinds, "scores": scores, "steps": steps}
 
 
 @pytest.mark.parametrize("hidden", [*([name] for name in FOLDERS), FOLDERS], ids=[*FOLDERS, "all"])

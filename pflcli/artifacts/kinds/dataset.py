@@ -8,8 +8,9 @@ still standardize them or fill in missing values (NaN) by training samples; with
 separately. If the imported file has splits, ``split`` (n,) int8 is 0 for training, 1 for validation and 2 for test. If
 it has groups of samples that belong together, such as one patient's, ``group`` (n,) int64 is the same for these. If
 classes have superclasses, ``coarse`` (n,) int64 is that of each sample. With attribute ``ordered``, samples are sorted
-by time. Columns of ``--keep``: see ``kept_columns``. Names are UTF-8. ``codebook.json``: see ``codebook``.
-``profile.csv`` has a row per column of the imported file; datasets of ``pfl embed`` have none.
+by time, and with ``gap`` so many of each client are left out between splits. Columns of ``--keep``: see
+``kept_columns``. Names are UTF-8. ``codebook.json``: see ``codebook``. ``profile.csv`` has a row per column of the
+imported file; datasets of ``pfl embed`` have none.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class Dataset:
     split: NDArray[np.int8] | None = None
     group: NDArray[np.int64] | None = None
     is_ordered: bool = False
+    gap: int = 0
     coarse: NDArray[np.int64] | None = None
     kept: Kept = field(default_factory=dict)
     labels: Labels | None = None
@@ -130,10 +132,10 @@ def write(writer: ArtifactWriter, dataset: Dataset, codebook: Codebook) -> None:
         arrays["features"] = _encoded(dataset.features)
     arrays |= {name: values for name in _OPTIONAL if (values := getattr(dataset, name)) is not None}
     arrays |= kept_columns.encode(dataset.kept)
-    attributes = {"standardize": dataset.standardize, "fill": dataset.fill}
-    others = {"by_client": dataset.by_client, "ordered": dataset.is_ordered}
-    # The others are written only if they are true, so that the bytes of other datasets stay the same.
-    attributes |= {name: True for name, value in others.items() if value}
+    attributes: dict[str, Any] = {"standardize": dataset.standardize, "fill": dataset.fill}
+    others = {"by_client": dataset.by_client, "ordered": dataset.is_ordered, "gap": dataset.gap}
+    # The others are written only if they are not 0, so that the bytes of other datasets stay the same.
+    attributes |= {name: value for name, value in others.items() if value}
     writer.write_h5(FILE, arrays, attributes if any(attributes.values()) else None)
     codebooks.write(writer, codebook)
 
@@ -160,6 +162,7 @@ def read(artifact: Artifact) -> Dataset:
             fill=bool(file.attrs.get("fill", False)),
             by_client=bool(file.attrs.get("by_client", False)),
             is_ordered=bool(file.attrs.get("ordered", False)),
+            gap=int(file.attrs.get("gap", 0)),
             kept=kept_columns.read(file, where, len(file["y"])),
             **{name: file[name][...] for name in _OPTIONAL if name in file},
             labels=None if labels.fields is None else labels,

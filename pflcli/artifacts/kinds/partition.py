@@ -75,9 +75,13 @@ class Partition:
         """Return facts about the labels of each client (m,), by heading: how many occur, or those of another task."""
         if self.labels.kind == CLASSES:
             return {"labels": (self.label_counts > 0).sum(axis=1)}
-        task, pieces = self.labels.task(), np.split(self.y, self.offsets[len(SPLITS) :: len(SPLITS)][:-1])
-        facts = [task.describe(piece) for piece in pieces]
+        task = self.labels.task()
+        facts = [task.describe(piece) for piece in self.list_labels()]
         return {heading: [fact[heading] for fact in facts] for heading in facts[0]}
+
+    def list_labels(self) -> list[NDArray[Any]]:
+        """Return the labels of each client (m,)."""
+        return np.split(self.y, self.offsets[len(SPLITS) :: len(SPLITS)][:-1])
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -185,13 +189,15 @@ def read(artifact: Artifact) -> Partition:
 class Form:
     """The ``shape`` of one sample (images have channels last), its ``dtype``, and the number of ``classes``.
 
-    If labels are of another ``kind`` than classes, their number is that of a model's outputs.
+    If labels are of another ``kind`` than classes, their number is that of a model's outputs. ``is_series`` if samples
+    have the past of their labels.
     """
 
     shape: tuple[int, ...]
     dtype: str
     classes: int
     kind: str = CLASSES
+    is_series: bool = False
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -205,7 +211,8 @@ def read_form(artifact: Artifact) -> Form:
     """Return the form of a partition's samples, without reading them."""
     summary = artifact.manifest.summary
     task = summary.get("task", {"kind": CLASSES, "fields": {"outputs": summary.get("classes")}})
-    return Form(tuple(summary["shape"]), summary["type"], task["fields"]["outputs"], task["kind"])
+    fields = task["fields"]
+    return Form(tuple(summary["shape"]), summary["type"], fields["outputs"], task["kind"], bool(fields.get("past")))
 
 
 def read_sizes(artifact: Artifact) -> NDArray[np.int64]:

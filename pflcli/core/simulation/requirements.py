@@ -48,16 +48,19 @@ def require_fit(settings: Settings, net: nn.Module, channels: int | None) -> Non
         raise UsageError("--augment is for images, which these samples are not", "leave it out")
 
 
-def require_suited(name: str, method: Method, settings: Settings, kind: str | None = None, outputs: int = 0) -> None:
+def require_suited(
+    name: str, method: Method, settings: Settings, kind: str | None = None, outputs: int = 0, is_series: bool = False
+) -> None:
     """Raise UnsuitedError for labels that a method does not learn, and for privacy that does not cover what it sends.
 
-    ``kind`` is what labels are, None if they are not known. Raises UsageError if the metric that compares rounds is not
-    defined for them.
+    ``kind`` is what labels are, None if they are not known; ``is_series`` if samples have their past. Raises UsageError
+    if the metric that compares rounds is not defined for them.
     """
-    if kind is not None and not {kind, "any"} & {*method.TASKS}:
+    if kind is not None and not {kind, "any", "series" if is_series else kind} & {*method.TASKS}:
         raise UnsuitedError(
             f"{name} learns {' and '.join(method.TASKS)}, and the task is {kind}",
             "a method whose file has TASKS = ('any',), such as fedavg",
+            *(["pfl import --window makes series"] if "series" in method.TASKS else []),
         )
     if kind is not None and settings.round_metric is not None:
         from pflcli.core.metrics import catalogue

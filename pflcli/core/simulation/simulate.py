@@ -351,7 +351,8 @@ def _require_suited(
         draw(0) if draw else models.outline(settings.model, federation.in_shape, federation.task.outputs, tokens=tokens)
     )
     requirements.require_fit(settings, net, federation.in_shape[0] if federation.has_images else None)
-    requirements.require_suited(name, method, settings, federation.task.kind, federation.task.outputs)
+    task = federation.task
+    requirements.require_suited(name, method, settings, task.kind, task.outputs, bool(task.past))
     requirements.require_body(name, method, settings, net)
     for line in requirements.describe_ignored(name, method, settings):
         warnings.warn(in_python(line), stacklevel=4)

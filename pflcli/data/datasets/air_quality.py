@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -72,39 +72,34 @@ class Config:
 
 def load(root: Path | None, *, download: bool = False, cfg: Config | None = None) -> Samples:
     """Return windows (n, 48, 13) float32 in order of time within a station."""
-    cfg = cfg or Config()
+    samples = read_windows("air-quality", root, cfg or Config(), download=download)
+    # A value on the bound belongs to the better level.
+    return replace(samples, y=np.digitize(samples.y, LEVELS, right=True).astype(np.int64), classes=CLASSES, names=NAMES)
+
+
+def read_windows(name: str, root: Path | None, cfg: Config, *, download: bool, horizon: int = 1) -> Samples:
+    """Return the samples of the dataset ``name``, whose labels are PM2.5 ``horizon`` hours after each window."""
     paths = find_files(root, FILES)
     if download or not paths:
-        raise missing_root_error(
-            "air-quality", *FILES, source="download it from https://archive.ics.uci.edu/dataset/501"
-        )
+        raise missing_root_error(name, *FILES, source="download it from https://archive.ics.uci.edu/dataset/501")
     records = _read_npz(paths[0]) if paths[0].suffix == ".npz" else _read_csv(paths)
     for station in cfg.stations:
         if station not in records:
-            raise UsageError(f"air-quality has no station '{station}'", closest(station, records))
+            raise UsageError(f"{name} has no station '{station}'", closest(station, records))
     x, y, owner = [], [], []
     for station, (values, direction) in records.items():
         if cfg.stations and station not in cfg.stations:
             continue
-        windows, level = cut_windows(values, direction, cfg.stride)
+        windows, target = cut_windows(values, direction, cfg.stride, horizon)
         x.append(windows)
-        y.append(level)
-        owner += [station] * len(level)
+        y.append(target)
+        owner += [station] * len(target)
     if not owner:
         raise InputError(f"{paths[0]} has no {HOURS} complete hours in a row")
     # A window uses the hours from MAX_FILLED_HOURS before its start to its target: windows this far apart do not share
     # an hour.
-    gap = -(-(HOURS + 1 + MAX_FILLED_HOURS) // cfg.stride) - 1
-    return Samples(
-        np.concatenate(x),
-        np.concatenate(y),
-        CLASSES,
-        np.asarray(owner),
-        ordered=True,
-        gap=gap,
-        names=NAMES,
-        features=FEATURES,
-    )
+    gap = -(-(HOURS + horizon + MAX_FILLED_HOURS) // cfg.stride) - 1
+    return Samples(np.concatenate(x), np.concatenate(y), 1, np.asarray(owner), ordered=True, gap=gap, features=FEATURES)
 
 
 def _read_csv(paths: list[Path]) -> Records:
@@ -183,9 +178,9 @@ def _read_npz(path: Path) -> Records:
 
 
 def cut_windows(
-    values: NDArray[np.float64], direction: NDArray[np.int64], stride: int
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return windows (n, 48, 13) and the level (n,) of the hour after each, of one station's hours.
+    values: NDArray[np.float64], direction: NDArray[np.int64], stride: int, horizon: int
+) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """Return windows (n, 48, 13) of one station's hours, and PM2.5 (n,) ``horizon`` hours after each.
 
     ``values`` and ``direction``: see ``Records``.
     """
@@ -193,15 +188,14 @@ def cut_windows(
     angle = np.where(direction < 0, np.nan, direction * (2 * np.pi / len(DIRECTIONS)))
     features = np.column_stack([(values - shift) / scale, np.sin(angle), np.cos(angle)]).astype(np.float32)
     features = fill_short_gaps(features, MAX_FILLED_HOURS)
-    if len(features) <= HOURS:
-        return np.empty((0, HOURS, features.shape[1]), np.float32), np.empty(0, np.int64)
+    if len(features) < HOURS + horizon:
+        return np.empty((0, HOURS, features.shape[1]), np.float32), np.empty(0)
     missing = np.cumsum(np.concatenate([[0], np.isnan(features).any(axis=1)]))
-    starts = np.arange(0, len(features) - HOURS, stride)
-    target = values[starts + HOURS, 0]
+    starts = np.arange(0, len(features) - HOURS - horizon + 1, stride)
+    target = values[starts + HOURS + horizon - 1, 0]
     keep = (missing[starts + HOURS] == missing[starts]) & ~np.isnan(target)
     windows = np.lib.stride_tricks.sliding_window_view(features, HOURS, axis=0)[starts[keep]]
-    # A value on the bound belongs to the better level.
-    return windows.transpose(0, 2, 1), np.digitize(target[keep], LEVELS, right=True).astype(np.int64)
+    return windows.transpose(0, 2, 1), target[keep]
 
 
 def fill_short_gaps(values: NDArray[np.float32], limit: int) -> NDArray[np.float32]:

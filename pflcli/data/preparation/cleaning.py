@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,8 @@ _DATE_FORMATS = (
 class CleanSamples:
     """Checked samples, the columns of their features, the number of ``dropped`` samples, and remarks for the user.
 
-    ``raw`` are all samples of the file, with one spelling for each name.
+    ``raw`` are all samples of the file, with one spelling for each name. ``times`` (n,) are those of ``--order`` since
+    the earliest, in seconds for dates; None without it. ``facts`` are for the summary.
     """
 
     dataset: Dataset
@@ -40,6 +42,8 @@ class CleanSamples:
     dropped: int
     remarks: tuple[str, ...]
     raw: RawSamples
+    times: NDArray[np.float64] | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def clean(
@@ -75,9 +79,9 @@ def clean(
     if lost.all():
         raise InputError(f"{name}: every sample lacks a value", *_column_hints(raw, x, lost))
     rows = np.flatnonzero(~lost)
-    is_ordered = "order" in raw.metadata
+    is_ordered, times = "order" in raw.metadata, None
     if is_ordered:
-        rows = _sort_by_time(raw, rows)
+        rows, times = sort_by_time(raw, rows)
     require_in_range(x, raw, set(rows.tolist()) if len(rows) < len(x) else None)
     y, classes = (
         labels.number_classes(raw, rows, like, are_classes=are_classes)
@@ -107,7 +111,8 @@ def clean(
     by_client = standardize_by == "client"
     kept = {name: words[rows] for name, words in list_kept(raw).items()}
     dataset = replace(dataset, by_client=by_client, split=split, group=group, is_ordered=is_ordered, kept=kept)
-    return CleanSamples(dataset, columns, len(lost) - len(rows), tuple(remarks), raw)
+    times = None if times is None else times[rows]
+    return CleanSamples(dataset, columns, len(lost) - len(rows), tuple(remarks), raw, times)
 
 
 def list_kept(raw: RawSamples) -> dict[str, NDArray[np.str_]]:
@@ -196,11 +201,12 @@ def _is_storable(name: str) -> bool:
 _RENAME = "rename it: NUL and unpaired surrogates are not text"
 
 
-def _sort_by_time(raw: RawSamples, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return ``rows`` (n,) in the order of their times, numbers or dates (ISO 8601, or ``--date-format``).
+def sort_by_time(raw: RawSamples, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return ``rows`` (n,) in order of time, by numbers or dates (ISO 8601, or ``--date-format``), and all times.
 
-    The sort is stable. Dates without a time zone are UTC, and dates are compared to the microsecond. Raises InputError,
-    with the place of the first word that is neither or differs in kind from the others.
+    Times are since the earliest, in seconds for dates. The sort is stable. Dates without a time zone are UTC, and dates
+    are compared to the microsecond. Raises InputError, with the place of the first word that is neither or differs in
+    kind from the others.
     """
     words = raw.metadata["order"][rows]
     different = np.unique(words).tolist()
@@ -222,7 +228,14 @@ def _sort_by_time(raw: RawSamples, rows: NDArray[np.int64]) -> NDArray[np.int64]
             )
         time_of[word] = time
     rank = {time: number for number, time in enumerate(sorted(set(time_of.values())))}
-    return rows[np.argsort([rank[time_of[word]] for word in words.tolist()], kind="stable")]
+    first: Any = next(iter(rank))
+    since = {
+        word: (time - first) / (timedelta(seconds=1) if form or not are_numbers else 1)
+        for word, time in time_of.items()
+    }
+    times = np.full(len(raw.label), np.nan)
+    times[rows] = [since[word] for word in words.tolist()]
+    return rows[np.argsort([rank[time_of[word]] for word in words.tolist()], kind="stable")], times
 
 
 def _parse_number(word: str) -> float | None:

@@ -38,6 +38,7 @@ class Earlier:
     def like(self) -> Like:
         """The columns and classes that new data must have; a dataset of pfl has a column for each feature."""
         columns = self.book.columns or tuple(Column(name) for name in self.book.features)
+        columns = columns[:-1] if self.series() else columns  # the last one of a window is the label
         return Like(self.name, self.book.classes, columns)
 
     @property
@@ -61,6 +62,13 @@ class Earlier:
     def option(self, option: str, value: Any) -> Any:
         """Return the value of an option, or that of the old import if it is None."""
         return self.request.get(option) if value is None else value
+
+    def series(self) -> dict[str, int]:
+        """Return the options by which records were cut into windows; empty if they were not."""
+        names = ("window", "horizon", "every")
+        return (
+            {name: self.request[name] for name in names if name in self.request} if self.request.get("window") else {}
+        )
 
     def roles(self, roles: Roles) -> Roles:
         """Return ``roles`` with the old columns for those not given; if one defines splits, no old one does."""
@@ -97,7 +105,8 @@ def read_earlier(path: Path | str) -> Earlier:
             "--like takes an imported dataset, its partition, or a federation",
         )
     if artifact.kind == "federation":
-        return Earlier(str(path), book, artifact.manifest.request["import"], is_federation=True)
+        request, labels = artifact.manifest.request["import"], read_labels(artifact.manifest, 0)
+        return Earlier(str(path), book, request, is_federation=True, labels=labels)
     try:
         dataset = ancestor(artifact, "dataset")
     except GoneError:

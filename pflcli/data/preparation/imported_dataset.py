@@ -46,6 +46,7 @@ def load_samples(source: Artifact, root: Path | None, *, download: bool = False)
         len(stored.classes) if stored.labels is None else stored.labels.outputs,
         stored.owner,
         stored.is_ordered,
+        stored.gap,
         coarse=stored.coarse,
         scaling=Scaling(standardize_by, stored.fill) if standardize_by or stored.fill else None,
         group=stored.group,

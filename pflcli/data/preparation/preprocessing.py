@@ -13,6 +13,7 @@ from pflcli.artifacts.codebook import NO_DIALECT, ClientScale, Codebook, Column,
 from pflcli.artifacts.kinds.partition import Form, Partition
 from pflcli.core.datasets import Scaling
 from pflcli.core.errors import InputError
+from pflcli.core.tasks import Labels
 from pflcli.data.formats import Like, RawSamples
 from pflcli.data.formats.images import Decoding
 from pflcli.data.preparation import cleaning
@@ -67,7 +68,17 @@ def scale_partition(partition: Partition, book: Codebook, scaling: Scaling) -> t
     elif scaling.standardize_by:
         scale = Scale.load(book) or Scale.fit(flatten_rows(x, train), find_numeric_features(book, x.shape[-1]))
         x, book = scale.standardize(x), replace(book, mean=floats(scale.mean), sd=floats(scale.sd))
-    return replace(partition, x=x.astype(np.float32)), book
+    labels = _rescale_past(partition.labels, book) if scaling.standardize_by else partition.labels
+    return replace(partition, x=x.astype(np.float32), labels=labels), book
+
+
+def _rescale_past(labels: Labels, book: Codebook) -> Labels:
+    """Return labels that find their past in standardized channels; they have none if each client has a scale."""
+    if not (fields := labels.fields or {}).get("past"):
+        return labels
+    channel, shift, scale = fields["past"]
+    past = [channel, shift + scale * book.mean[channel], scale * book.sd[channel]] if book.mean else []
+    return replace(labels, fields={**fields, "past": past})
 
 
 def _compute_medians(known: Floats, book: Codebook) -> Floats:

@@ -13,6 +13,7 @@ from pflcli.artifacts import initial_weights as initial
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision, require_folder
 from pflcli.artifacts.initial_weights import Weights
+from pflcli.artifacts.kinds import partition as partition_kind
 from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact, open_artifact
@@ -88,7 +89,8 @@ class Request:
         table.require_positive(metric, "--report best or --patience" if "round_metric" in settings else "")
         training = run_settings.resolve_settings({}, settings, partition)
         initial.require_weights(training, None if weights is None else weights.digest)
-        added = references_beside(asked.methods) if asked.references else []
+        is_series = partition_kind.read_form(partition).is_series
+        added = references_beside(asked.methods, is_series=is_series) if asked.references else []
         suited, options, left_out = leave_out_unsuited(
             asked.methods, added, asked.options or {}, training, partition, execution.reporter
         )

@@ -138,10 +138,10 @@ def assign_options(methods: Sequence[str], options: Mapping[str, Mapping[str, An
     return assigned
 
 
-def references_beside(methods_given: Sequence[str]) -> list[str]:
+def references_beside(methods_given: Sequence[str], *, is_series: bool) -> list[str]:
     """Return the references that are added to these methods: those of which the user names no variant."""
     named = {method_name(name) for name in _expand(methods_given)}
-    return [name for name in REFERENCES if named and name not in named]
+    return [name for name in (*REFERENCES, *(["persistence"] * is_series)) if named and name not in named]
 
 
 def leave_out_unsuited(

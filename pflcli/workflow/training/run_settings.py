@@ -120,7 +120,9 @@ def require_suited(name: str, method: Method, settings: Settings, partition: Art
     It is also raised if differential privacy does not cover the method.
     """
     form = None if partition is None else partitions.read_form(partition)
-    requirements.require_suited(name, method, settings, *(() if form is None else (form.kind, form.classes)))
+    requirements.require_suited(
+        name, method, settings, *(() if form is None else (form.kind, form.classes, form.is_series))
+    )
     if method.DIVIDES and form is not None:
         require_body(name, method, settings, outline(settings, form))
 

@@ -18,7 +18,7 @@ from pflcli.commands.partition import partition
 from pflcli.core.datasets import Samples
 from pflcli.core.errors import InputError, UsageError
 from pflcli.core.splits import LEFT_OUT, split_by_time
-from pflcli.data.datasets import air_quality, shakespeare
+from pflcli.data.datasets import air_quality, air_quality_pm25, shakespeare
 
 TEXT = "".join(f"{i} green bottles,\nhanging on the wall; " for i in range(12))
 
@@ -132,6 +132,24 @@ def test_air_quality_windows_match_hand_computed_values(folder, tmp_path):
         np.testing.assert_allclose(samples.x[row], expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("horizon", [1, 6, 24])
+def test_pm25_is_that_of_the_horizon_and_windows_are_those_of_levels(horizon, tmp_path):
+    records = make_records(120)
+    records[52 + horizon]["PM2.5"] = None
+    write_station(tmp_path, "Dongsi", records, ["N"] * 120)
+    samples = air_quality_pm25.load(tmp_path, cfg=air_quality_pm25.Config(stride=1, horizon=horizon))
+    samples.check("air-quality-pm25")
+    ends = [hour for hour in range(47, 120 - horizon) if hour != 52]
+    pm = [record["PM2.5"] for record in records]
+    assert samples.y.tolist() == [pm[hour + horizon] for hour in ends]
+    channel, shift, scale = samples.task.past
+    past = shift + scale * samples.x[:, -1, channel].astype(np.float64)
+    np.testing.assert_allclose(past[:5], [pm[hour] for hour in ends[:5]], rtol=1e-5)
+    assert (samples.task.unit, samples.gap) == ("\N{MICRO SIGN}g/m\N{SUPERSCRIPT THREE}", 48 + horizon + 6 - 1)
+    levels = air_quality.load(tmp_path, cfg=air_quality.Config(stride=1))
+    np.testing.assert_array_equal(samples.x[:5], levels.x[:5])
+
+
 def test_air_quality_carries_missing_values_for_six_hours(tmp_path):
     records, winds = make_records(200), ["N"] * 200
     for hour in range(50, 56):
@@ -224,14 +242,19 @@ def test_split_by_time_leaves_splits_of_fraction_0_empty(fractions):
 @needs_shared
 @pytest.mark.parametrize(
     ("name", "scheme", "reach"),
-    [("air-quality", "natural", 55), ("shakespeare", "natural", 81), ("air-quality", "iid", 55)],
+    [
+        ("air-quality", "natural", 55),
+        ("shakespeare", "natural", 81),
+        ("air-quality", "iid", 55),
+        ("air-quality-pm25", "natural", 55),
+    ],
 )
 def test_windows_of_different_splits_do_not_overlap(name, scheme, reach, tmp_path):
     """Kept windows of an owner are at least a stride apart, so rows that are far apart are so in time."""
     outcome = partition(name, tmp_path / "p", root=SHARED, scheme=scheme, clients=None if scheme == "natural" else 5)
     assert outcome.summary["samples"] > 0
     stored = artifact.read(open_artifact(tmp_path / "p"))
-    module = {"air-quality": air_quality, "shakespeare": shakespeare}[name]
+    module = {"air-quality": air_quality, "shakespeare": shakespeare, "air-quality-pm25": air_quality_pm25}[name]
     source = module.load(SHARED)
     stride = module.Config().stride
     split = np.repeat(np.tile(np.arange(3), len(stored.names)), np.diff(stored.offsets))
@@ -256,6 +279,22 @@ def test_air_quality_of_the_shared_folder_is_plausible():
     assert samples.x.std(axis=(0, 1)).max() < 1.5
     last = np.digitize(samples.x[:, -1, 0] * 80 + 80, air_quality.LEVELS, right=True)
     assert (last == samples.y).mean() > 0.8
+
+
+@needs_shared
+@pytest.mark.parametrize(("horizon", "expected"), [(1, 19.4), (6, 57.5), (24, 90.6)])
+def test_persistence_has_the_error_of_the_records(horizon, expected):
+    """RMSE in ug/m3 of the last value at 23 h: in windows, and in the records by NumPy alone, gaps and all."""
+    samples = air_quality_pm25.load(SHARED, cfg=air_quality_pm25.Config(stride=24, horizon=horizon))
+    assert len(np.unique(samples.owner)) == 9
+    error = samples.y - (80 + 80 * samples.x[:, -1, 0].astype(np.float64))
+    assert np.sqrt(np.mean(error**2)) == pytest.approx(expected, abs=0.05)
+    with np.load(SHARED / "beijing_air.npz", allow_pickle=False) as file:
+        pm = file["values"][:, :, file["features"].tolist().index("PM2.5")].astype(np.float64)
+    changes = (
+        pm[:, 47 + horizon :: 24] - pm[:, 47 : pm.shape[1] - horizon : 24][:, : pm[:, 47 + horizon :: 24].shape[1]]
+    )
+    assert np.sqrt(np.nanmean(changes**2)) == pytest.approx(expected, rel=0.05)
 
 
 def test_air_quality_stations_can_be_chosen_by_name(tmp_path):
