@@ -62,8 +62,8 @@ class Ordinal(Task):
         above = (y[:, None] > y.new_tensor(range(self.outputs))).to(outputs.dtype)
         return (outputs.exp().log1p() - above * outputs).sum(dim=1)
 
-    def predict(self, outputs):
-        return outputs.double().sigmoid().float().cpu().numpy()
+    def activate(self, outputs):
+        return outputs.sigmoid()
 
     def default(self):
         return np.full(self.outputs, 0.5, np.float32)
@@ -205,9 +205,6 @@ assert frame.loc["stored", "steps_off"] == frame.loc["fedavg", "steps_off"]
         ("compare p -o x --methods fedavg --coverage 0.9", "--coverage is for classes"),
         ("tune ditto p -o x --metric f1", "f1 is a metric of classes"),
         ("stack f d -o x", "pfl stack reads classes, and the task is ordinal"),
-        ("export d -o x", "a command that opens stored models reads classes, and the task is ordinal"),
-        ("predict d grades.csv", "a command that opens stored models reads classes, and the task is ordinal"),
-        ("audit d -o x", "a command that opens stored models reads classes, and the task is ordinal"),
         ("federation create d -o x", "pfl federation reads classes"),
         ("show --plot x.svg p", "the picture of a partition reads classes"),
     ],
@@ -228,6 +225,7 @@ KNOWS_CLASSES = re.compile(
 ALLOWED = {
     "plugins/accelerated/offers.py": "compiled loops have the loss of classes only",
     "methods/alone.py": "classifiers, or models of numbers",
+    "methods/knn_peers.py": "means of classes, or of intervals of numbers",
     "methods/knn_per.py": "votes for classes, or means of neighbours",
     "methods/knn_per_extended.py": "votes that hide distances",
     "methods/constant.py": "frequencies of classes, or a mean label",

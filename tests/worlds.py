@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import nn
@@ -11,6 +13,8 @@ from pflcli.core import models, parameters, rng
 from pflcli.core.engine.engine import Engine
 from pflcli.core.engine.federation import Federation
 from pflcli.core.engine.tasks.classes import Classification
+from pflcli.core.engine.tasks.count import Count
+from pflcli.core.engine.tasks.quantity import Quantity
 from pflcli.plugins.checks.laws import federations
 from pflcli.workflow.admission import small_federation as small
 from pflcli.workflow.admission.small_federation import CLASSES, CLUSTER, FEATURES, ONE_CLASS, SIZES
@@ -28,6 +32,41 @@ federation, run, play, answers, tuned = (
     federations.choose,
 )
 same, spoiled = small.are_equal, small.replace_samples
+
+
+def quantities() -> Federation:
+    """The clients of ``federation``, whose labels are numbers in thousands, with a slope and a level of their own.
+
+    Features are small, because steps of the rate 0.1 are long for squared errors.
+    """
+    data = federation()
+    x, draw = 0.3 * data.x.numpy(), np.random.default_rng(1)
+    client = np.repeat(np.arange(len(SIZES)), np.sum(SIZES, axis=1))
+    y = 2000 + 500 * (x[:, 0] + 0.5 * client * x[:, 1] - client + 0.3 * draw.normal(size=len(x)))
+    is_train = np.concatenate([np.repeat([True, False, False], sizes) for sizes in SIZES])
+    task = Quantity(mean=y[is_train].mean(), deviation=y[is_train].std())
+    return Federation.from_blocks(x, y, data.offsets, task, cluster=CLUSTER)
+
+
+def counts() -> Federation:
+    """The clients of ``quantities``, with whole numbers from 0 to about 10."""
+    data = quantities()
+    y = torch.div(data.y - data.y.min(), 500).round()
+    labels = y.numpy()[data.rows_of(data.clients, "train")]
+    return replace(data, y=y, task=Count().fitted(labels))
+
+
+def losses(outputs, y, data):
+    """The losses of outputs: cross-entropy, or squared errors in deviations of all training labels."""
+    if isinstance(data.task, Classification):
+        return functional.cross_entropy(outputs, y, reduction="none")
+    labels = np.concatenate([data.y.numpy()[data.rows(client, "train")] for client in range(len(SIZES))])
+    return (outputs[:, 0] - ((y - labels.mean()) / labels.std()).float()) ** 2
+
+
+def loss(outputs, y, data):
+    """The mean of the losses."""
+    return losses(outputs, y, data).mean()
 
 
 def clustered(groups: int = 3, members: int = 4, samples: int = 30, seed: int = 0) -> Federation:
@@ -53,11 +92,9 @@ def steps(start, data, client, key, *, epochs=1, batch=4, lr=0.1, anchor=None, p
     for _ in range(epochs):
         for part in rows[torch.from_numpy(draw.permutation(len(rows)))].split(batch):
             if len(part):
-                loss = functional.cross_entropy(logits(w, data.inputs(part)), data.y[part]) + (
-                    also(w, part) if also else 0
-                )
+                total = loss(logits(w, data.inputs(part)), data.y[part], data) + (also(w, part) if also else 0)
                 chosen = {name: value for name, value in w.items() if name.startswith(trainable)}
-                grads = torch.autograd.grad(loss, list(chosen.values()))
+                grads = torch.autograd.grad(total, list(chosen.values()))
                 with torch.no_grad():
                     for (name, value), grad in zip(chosen.items(), grads, strict=True):
                         value -= lr * (grad + (pull * (value - anchor[name]) if name in (anchor or ()) else 0))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -45,9 +46,12 @@ class RowFile:
                 raise InputError(f"{self._path} ends before row {row}", self._remedy)
             view, position = view[count:], position + count
 
-    def write(self, row: int, content: NDArray[np.uint8]) -> None:
-        """Replace or append a row."""
-        view, position = content.data, row * len(content)
+    def write(self, row: int, size: int, pieces: Sequence[tuple[slice, NDArray[np.uint8]]]) -> None:
+        """Replace or append a row of ``size`` bytes, given what is in its ``pieces``."""
+        content = np.empty(size, np.uint8)
+        for piece, values in pieces:
+            content[piece] = values
+        view, position = content.data, row * size
         self._hashes.pop(row, None)
         try:
             while view:

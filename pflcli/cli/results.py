@@ -104,7 +104,7 @@ def _facts(predicted: PredictedSamples, out: Path | None) -> dict[str, Any]:
         "client": predicted.client,
         "known": predicted.is_known,
         "tuned": dict(predicted.tuned),
-        "classes": list(predicted.classes),
+        **({"unit": predicted.unit} if predicted.numbers else {"classes": list(predicted.classes)}),
         "samples": len(predicted.samples),
         **_calibrated(predicted),
         **({"answers": predicted.rows()} if out is None else {}),
@@ -112,7 +112,7 @@ def _facts(predicted: PredictedSamples, out: Path | None) -> dict[str, Any]:
 
 
 def _calibrated(predicted: PredictedSamples) -> dict[str, Any]:
-    """Return how sets were calibrated; the threshold is null where they contain all classes."""
+    """Return how sets were calibrated; the threshold is null where they contain all labels."""
     sets = predicted.sets
     if sets is None:
         return {}

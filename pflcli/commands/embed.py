@@ -196,7 +196,7 @@ def _embed(
             advance(len(batch), "")
             if len(batch) < BATCH:
                 break  # the last batch, which may be shorter, is not stored
-            batches.write(first // BATCH, batch.view(np.uint8).reshape(-1))
+            batches.write(first // BATCH, batch.nbytes, [(slice(None), batch.view(np.uint8).reshape(-1))])
             if time.monotonic() - saved >= CHECKPOINT_SECONDS:
                 batches.sync()
                 rows = np.arange(first // BATCH + 1)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook
 from pflcli.artifacts.codebook import Codebook, Dialect
-from pflcli.artifacts.kinds import backbone, predictions
+from pflcli.artifacts.kinds import backbone, predictions, read_labels
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.predictions import LaterClients, SplitPredictions
 from pflcli.artifacts.make import Built, Outcome, make
@@ -180,8 +180,9 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
     model, artifact, say = job.model, job.model.artifact, execution.reporter.say
     number = len(reopened_run.client_names(artifact))
     seed = int(model.partition.manifest.request.get("seed", 0))
+    labels = read_labels(artifact.manifest, job.preprocessing.form.classes)
     samples = new_client_samples.read(
-        job.source, job.preprocessing, job.book, job.client, number, job.fractions, seed, execution.reporter
+        job.source, job.preprocessing, job.book, labels, job.client, number, job.fractions, seed, execution.reporter
     )
     stored = {split: predictions.read(artifact, split) for split in SPLITS if predictions.has_split(artifact, split)}
     later = reopened_run.join_later_clients(model.later, _number_samples(samples, model))
@@ -203,7 +204,7 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
     }
     unseen = predictions.read_new_clients(artifact)
     unseen = np.append(np.zeros(number, np.bool_) if unseen is None else unseen, True)
-    predictions.write(writer, predictions.Predictions(splits, tuned, unseen))
+    predictions.write(writer, predictions.Predictions(splits, tuned, unseen, labels))
     predictions.write_later_clients(writer, later)
     state_files.write_state(at.state, writer)
     codebook.write(writer, _add_client_name(job.book, artifact, job.client, samples))

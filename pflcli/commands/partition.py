@@ -27,7 +27,7 @@ from pflcli.core.execution import Execution
 from pflcli.core.schemes import Scheme
 from pflcli.core.simulation import heterogeneity
 from pflcli.core.splits import FRACTIONS, FRACTIONS_BESIDE_TEST, require_task
-from pflcli.core.tasks import CLASSES
+from pflcli.core.tasks import CLASSES, Labels
 from pflcli.core.wording import counted, listed
 from pflcli.data.preparation import imported_dataset, preprocessing
 from pflcli.data.preparation.deal import Deal, assemble, select_part
@@ -142,7 +142,8 @@ def _partition_site(asked: Partition) -> Outcome:
     def build(writer: ArtifactWriter) -> Built:
         chosen = samples if split["keep_test"] else replace(samples, is_test=None)
         parts = [rows if name == asked.client else rows[:0] for name in names]
-        result = replace(assemble(chosen, parts, fractions, split["seed"]), names=names)
+        labels = Labels(samples.classes, **federation.manifest.request.get("task", {}))
+        result = replace(assemble(chosen, parts, fractions, split["seed"]), names=names, labels=labels)
         known = replace(book, clients=tuple(names))
         if samples.scaling is not None:
             result, known = preprocessing.scale_partition(result, known, samples.scaling)
@@ -164,6 +165,12 @@ def _require_form(federation: Artifact, dataset: str, samples: Samples, features
     form, expected = federation.manifest.request["form"], codebook.read(federation).features
     if federation.manifest.request["split"]["keep_test"] and samples.is_test is None:
         raise InputError(f"{dataset} has no published test samples, which the federation keeps")
+    task = federation.manifest.request.get("task", {"kind": CLASSES})["kind"]
+    if (CLASSES if samples.task is None else samples.task.kind) != task:
+        raise InputError(
+            f"{dataset} has labels of another task than {federation.path}, which is for {task}",
+            f"pfl import FILE --like {federation.path} -o DIR",
+        )
     if list(samples.x.shape[1:]) != form["shape"] or samples.classes != form["classes"]:
         shape = f"{list(samples.x.shape[1:])} and {samples.classes} classes"
         raise InputError(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import partition as partitions
+from pflcli.artifacts.kinds import read_labels
 from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.core.errors import InputError, UsageError
@@ -44,7 +45,8 @@ def predict(asked: Predict) -> PredictedSamples:
     of features from ``embed`` also takes images. With ``client`` "none", the global model is used; the predictions of a
     real site are those of one client, and need no ``client``. With ``client_column``, each sample of a table is
     predicted with its client's model. Without ``answers``, the components of the probabilities
-    are included. With ``coverage``, each prediction has a set of classes.
+    are included. With ``coverage``, each prediction has a set of classes. If labels are numbers, predictions are in
+    their unit, and sets are intervals.
 
     Raises UsageError for invalid options; InputError for samples that the model cannot take, an incomplete lineage,
     another client than that of a site, or ``client`` "none" without a global model; ConflictError if ``out`` exists and
@@ -58,7 +60,7 @@ def predict(asked: Predict) -> PredictedSamples:
     (2, 10)
     """
     execution = asked.execution
-    disclosed = disclosure.parse(asked.answers)
+    disclosure.parse(asked.answers)
     coverage.check_options(asked.coverage)
     if asked.threshold is not None and asked.coverage is None:
         raise UsageError("--threshold needs --coverage", f"--coverage 0.9 --threshold {asked.threshold}")
@@ -78,6 +80,8 @@ def predict(asked: Predict) -> PredictedSamples:
         artifact, partition, replace(book, scales=()), None, execution, asked.encoder_weights
     )
     client = None if asked.client_column is not None else _choose_client(artifact, partition, asked.client)
+    task = read_labels(artifact.manifest, common.form.classes).task()
+    disclosed = disclosure.parse(asked.answers, task.kind)
     queries = _read_samples(asked, book, common)
     owner = np.full(len(queries.names), client) if queries.owner is None else queries.owner
     if client is None:
@@ -85,16 +89,23 @@ def predict(asked: Predict) -> PredictedSamples:
     clients = list(dict.fromkeys(owner.tolist())) or ([] if client is None else [client])
     answers, remarks = _predict_each(asked, predictor, book, queries, owner, clients)
     answer, sets = _join(answers)
+    parts, tuned = _disclose(answer, disclosed)
+    numbers = task.tabulate(parts.get("p", answer.parts["p"]))
+    if numbers and sets is not None:
+        numbers |= dict(zip(("low", "high"), sets.members.T.astype(np.float32), strict=True))
     predicted = PredictedSamples(
         predictor.method,
         client or "",
         client is None or client in reopened_run.client_names(artifact),
         queries.names,
-        tuple(book.class_names(common.form.classes)),
-        np.asarray(answer.parts["p"].argmax(axis=1), dtype=np.int64),
-        *_disclose(answer, disclosed),
+        () if numbers else tuple(book.class_names(common.form.classes)),
+        np.asarray([] if numbers else answer.parts["p"].argmax(axis=1), dtype=np.int64),
+        parts,
+        tuned,
         sets,
         () if client is not None else tuple(owner.tolist()),
+        numbers,
+        task.unit,
     )
     _report(predictor, predicted, replace(answer, remarks=(*answer.remarks, *remarks)), execution)
     if path is not None and not prediction_file.write(
@@ -146,11 +157,9 @@ def _predict_each(
         remarks += own.describe_outside(x, known, [queries.names[row] for row in rows])
         answer, sets = predictor.predict(number, x, asked.execution), None
         if asked.coverage is not None:
-            p = answer.parts["p"]
             disclose = disclosed.apply if disclosed is not None else np.asarray
-            labels = np.asarray(p.argmax(axis=1), dtype=np.int64)
-            rule = "own" if asked.threshold is None else asked.threshold
-            sets = coverage.calibrate_client_sets(artifact, number, p, labels, asked.coverage, rule, disclose)
+            rule, p = "own" if asked.threshold is None else asked.threshold, answer.parts["p"]
+            sets = coverage.calibrate_client_sets(artifact, number, p, asked.coverage, rule, disclose)
         answers.append((rows, answer, sets))
     return answers, remarks
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook
-from pflcli.artifacts.kinds import backbone, predictions, require_classes
+from pflcli.artifacts.kinds import backbone, predictions, read_labels
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_all
@@ -68,7 +68,6 @@ def stack(asked: Stack) -> Outcome:
         key=_sort_key,
     )
     _check(artifacts)
-    require_classes(artifacts[0].manifest, "pfl stack")
     run_seed = int(artifacts[0].manifest.request["seed"])
     options = {"gate": asked.gate, "own": asked.own}
     draft = ArtifactSpec(
@@ -89,8 +88,9 @@ def _build(
     work: ArtifactWriter, artifacts: Sequence[Artifact], seed: int, execution: Execution, *, gate: bool, own: bool
 ) -> Built:
     """Learn the pool and write its predictions."""
-    names = _distinct_names(artifacts)
-    held_out = _pool_inputs(artifacts, names, "validation")
+    names, labels = _distinct_names(artifacts), read_labels(artifacts[0].manifest, 0)
+    rule = pool.choose_rule(labels.task())
+    held_out = _pool_inputs(artifacts, names, "validation", rule)
     bases = _find_bases(artifacts, held_out)
     if gate and not bases:
         raise InputError(
@@ -102,20 +102,22 @@ def _build(
         execution.reporter.say(f"stack: warning: {caution}")
     unseen, targets, gated = predictions.read_new_clients(artifacts[0]), held_out.split, bases if gate else {}
     kept_by = {"base": gated.get(GLOBAL), "alone": gated.get(KEPT)}
-    learned = pool.fit_pool(held_out.logs, targets.y, targets.offsets, **kept_by, own=own, unseen=unseen, seed=seed)
-    test = _pool_inputs(artifacts, names, "test")
+    learned = pool.fit_pool(
+        held_out.logs, targets.y, targets.offsets, **kept_by, own=own, unseen=unseen, seed=seed, rule=rule
+    )
+    test = _pool_inputs(artifacts, names, "test", rule)
     client = np.repeat(np.arange(len(learned.kept)), np.diff(test.split.offsets))
-    p, base = pool.predict(test.logs, learned.own[client]), bases.get(GLOBAL)
+    p, base = rule.predict(test.logs, learned.own[client]), bases.get(GLOBAL)
     answers = {
-        "validation": _apply_gate(held_out, learned.held_out, learned.kept_held_out, base),
-        "test": _apply_gate(test, p, learned.kept[client], base),
+        "validation": _apply_gate(held_out, learned.held_out, learned.kept_held_out, base, rule),
+        "test": _apply_gate(test, p, learned.kept[client], base, rule),
     }
     tuned = {"pooled": (learned.kept == POOL).astype(np.float64)} if gate else {}
     if KEPT in gated:
         tuned[KEPT] = (learned.kept == gated[KEPT]).astype(np.float64)
     if own:
         tuned |= {f"exponent {name}": learned.own[:, at].copy() for at, name in enumerate(held_out.names)}
-    predictions.write(work, predictions.Predictions(answers, tuned, unseen))
+    predictions.write(work, predictions.Predictions(answers, tuned, unseen, labels if labels.fields else None))
     codebook.write(work, codebook.read(artifacts[0]))
     state_files.write_state({"exponents": torch.from_numpy(learned.exponents)}, work)
     shared = dict(zip(held_out.names, map(float, learned.exponents), strict=True))
@@ -138,7 +140,10 @@ def _build(
         "ridge": learned.ridge,
         **({"own_ridge": learned.pull if np.isfinite(learned.pull) else None} if own else {}),
         "validation_samples": len(targets.y),
-        "validation_log_loss": {name: round(value, 6) for name, value in losses.items()},
+        f"validation_{'loss' if labels.fields else 'log_loss'}": {
+            name: round(each, 6) for name, each in losses.items()
+        },
+        **labels.facts(),
         "tuned": predictions.summarize_tuned(tuned),
     }
     return Built(summary, {key: value for key, value in costs.items() if key not in _LINKS})
@@ -154,12 +159,12 @@ def _sort_key(artifact: Artifact) -> tuple[str, str, str]:
 class _PoolInputs:
     """The predictions of one split that are pooled: M inputs for n samples and C classes.
 
-    ``logs`` (n, M, C) are logarithms of smoothed probabilities, ``answers`` the M arrays of probabilities (n, C), and
+    ``logs`` (n, M, C) are the inputs of the pool, ``answers`` the M arrays of predictions (n, C), and
     ``split`` contains the samples, their labels and clients.
     """
 
     names: tuple[str, ...]
-    logs: NDArray[np.float32]
+    logs: NDArray[np.floating[Any]]
     answers: tuple[NDArray[np.float32], ...]
     split: predictions.SplitPredictions
 
@@ -202,7 +207,7 @@ def _partition(artifact: Artifact) -> Artifact | None:
         return None  # _pool_inputs compares the samples themselves
 
 
-def _pool_inputs(artifacts: Sequence[Artifact], names: Sequence[str], split: str) -> _PoolInputs:
+def _pool_inputs(artifacts: Sequence[Artifact], names: Sequence[str], split: str, rule: pool.Rule) -> _PoolInputs:
     """Read the predictions of one split that are pooled.
 
     Raises InputError if two inputs are for different samples, or if there are no validation samples to learn from.
@@ -224,7 +229,7 @@ def _pool_inputs(artifacts: Sequence[Artifact], names: Sequence[str], split: str
             f"{artifacts[0].path} has no validation samples to learn exponents on",
             "pfl partition DATASET -o DIR --fractions 0.6,0.2,0.2",
         )
-    return _PoolInputs(tuple(labels), pool.log_probabilities(answers), tuple(answers), first)
+    return _PoolInputs(tuple(labels), rule.read(answers), tuple(answers), first)
 
 
 def _find_bases(artifacts: Sequence[Artifact], inputs: _PoolInputs) -> dict[str, int]:
@@ -251,7 +256,7 @@ def _distinct_names(artifacts: Sequence[Artifact]) -> list[str]:
 
 
 def _apply_gate(
-    inputs: _PoolInputs, pooled: NDArray[np.float64], kept: NDArray[np.int64], base: int | None
+    inputs: _PoolInputs, pooled: NDArray[np.float64], kept: NDArray[np.int64], base: int | None, rule: pool.Rule
 ) -> predictions.SplitPredictions:
     """Return the predictions of a split: the pool's, or those of the input that a sample's client keeps, ``kept`` (n,).
 
@@ -260,7 +265,7 @@ def _apply_gate(
     """
     p, split = pooled.astype(np.float32), inputs.split
     for number in np.unique(kept[kept != POOL]).tolist():
-        own = inputs.answers[number] if number == base else np.exp(inputs.logs[:, number])
+        own = inputs.answers[number] if number == base else rule.answer(inputs.logs[:, number])
         p = np.where((kept == number)[:, None], own, p)
     shared = {} if base is None else {GLOBAL: inputs.answers[base]}
     return predictions.SplitPredictions({"p": p, **shared}, split.y, split.sample, split.offsets)

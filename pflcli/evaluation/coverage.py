@@ -42,20 +42,21 @@ class PredictionSets:
     coverage: float
     rule: str
     threshold: float
-    """highest score, 1 - p, of a class in a set; infinite if the sets contain all classes"""
+    """highest score, 1 - p or |label - p|, of a label in a set; infinite if the sets contain all labels"""
     n_validation: int
     """number of the client's validation samples"""
-    members: NDArray[np.bool_]
-    """True for each class in a sample's set, (n, C)"""
+    members: NDArray[Any]
+    """True for each class in a sample's set, (n, C); of numbers, the ends of the interval, (n, 2)"""
 
     @property
     def remark(self) -> str:
-        """A warning if the sets contain all classes, else an empty string."""
+        """A warning if the sets contain all labels, else an empty string."""
         if not np.isinf(self.threshold):
             return ""
         advice = "" if self.rule != "own" else "; --threshold shrunk also uses the other clients' samples"
         return (
-            f"the sets contain all classes: {counted(self.n_validation, 'validation sample')} of the client are too few"
+            f"the sets contain all {'classes' if self.members.dtype == np.bool_ else 'numbers'}: "
+            f"{counted(self.n_validation, 'validation sample')} of the client are too few"
             f" for coverage {100 * self.coverage:.6g} % ({self.rule} threshold){advice}"
         )
 
@@ -110,8 +111,8 @@ def measure_sets(artifact: Artifact, test: SplitPredictions, coverage: float) ->
     validation = read_calibration(artifact)
     if len(validation.offsets) != len(test.offsets):
         raise InputError(f"{artifact.path}/predictions.h5 is inconsistent: its splits have different clients")
-    if read_labels(artifact.manifest, 0).kind != CLASSES:
-        return _measure_intervals(validation, test, coverage)
+    if (labels := read_labels(artifact.manifest, 0)).kind != CLASSES:
+        return _measure_intervals(labels.task(), validation, test, coverage)
     known = conformal.score_labels(validation.parts["p"], validation.y)
     sizes = np.diff(test.offsets)
     rules = {}
@@ -127,9 +128,9 @@ def measure_sets(artifact: Artifact, test: SplitPredictions, coverage: float) ->
     return ClientSets(coverage, np.diff(validation.offsets), rules)
 
 
-def _measure_intervals(validation: SplitPredictions, test: SplitPredictions, coverage: float) -> ClientSets:
+def _measure_intervals(task: Any, validation: SplitPredictions, test: SplitPredictions, coverage: float) -> ClientSets:
     """Score the intervals p - t to p + t of numbers, whose size is 2 t; nan where the threshold t is infinite."""
-    known, errors = (np.abs(each.parts["p"][:, 0].astype(np.float64) - each.y) for each in (validation, test))
+    known, errors = (task.misses(each.parts["p"], each.y) for each in (validation, test))
     rules = {}
     for rule in conformal.RULES:
         threshold = conformal.find_thresholds(known, validation.offsets, coverage, rule)
@@ -143,16 +144,15 @@ def calibrate_client_sets(
     artifact: Artifact,
     client: int | None,
     p: NDArray[Any],
-    labels: NDArray[np.int64],
     level: float,
     rule: str,
     disclose: Callable[[NDArray[Any]], NDArray[Any]] = lambda p: p,
 ) -> PredictionSets:
     """Return the sets of n samples of one client, calibrated on stored predictions.
 
-    ``client`` is the client's number, ``p`` (n, C) the probabilities of its samples and ``labels`` (n,) the predicted
-    classes. An unknown client (None) gets predictions of the global model and has no validation samples. ``disclose``
-    rounds both ``p`` and the stored probabilities, so that a set reveals no more than the published probabilities.
+    ``client`` is the client's number and ``p`` (n, C) the predictions for its samples. An unknown client (None) gets
+    predictions of the global model and has no validation samples. ``disclose`` rounds both ``p`` and the stored
+    predictions, so that a set reveals no more than the published predictions.
 
     Raises InputError as ``read_calibration``, or if no predictions of the global model are stored.
     """
@@ -167,12 +167,14 @@ def calibrate_client_sets(
                 f"pfl new-client {artifact.path} DATA -o DIR adds the client",
             )
         known, offsets = validation.parts[shared], np.append(offsets, offsets[-1])
-    scores_of_labels = conformal.score_labels(disclose(known), validation.y)
-    threshold = float(
-        conformal.find_thresholds(scores_of_labels, offsets, level, rule)[-1 if client is None else client]
-    )
-    n_validation = int(np.diff(offsets)[-1 if client is None else client])
-    return PredictionSets(level, rule, threshold, n_validation, conformal.build_sets(disclose(p), threshold, labels))
+    labels, at = read_labels(artifact.manifest, p.shape[1]), -1 if client is None else client
+    score = conformal.score_labels if labels.kind == CLASSES else labels.task().misses
+    threshold = float(conformal.find_thresholds(score(disclose(known), validation.y), offsets, level, rule)[at])
+    if labels.kind == CLASSES:
+        members = conformal.build_sets(disclose(p), threshold, p.argmax(axis=1))
+    else:
+        members = labels.task().bounds(disclose(p), threshold)
+    return PredictionSets(level, rule, threshold, int(np.diff(offsets)[at]), members)
 
 
 def summarize_sets(groups: Mapping[str, Sequence[Scored]], tried: Mapping[str, int]) -> dict[str, Any]:

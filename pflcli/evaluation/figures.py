@@ -12,13 +12,12 @@ from pflcli.artifacts import codebook, csv_file, kinds
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions as predictions_kind
-from pflcli.artifacts.kinds import require_classes
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.core.errors import NotDrawnError, UsageError
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.charts.curves import draw_collapse
-from pflcli.evaluation.charts.matrices import draw_attention, draw_holdings, draw_neighbours
+from pflcli.evaluation.charts.matrices import draw_attention, draw_holdings, draw_labels, draw_neighbours
 from pflcli.evaluation.charts.vega import Spec
 from pflcli.evaluation.metrics import client_relations
 
@@ -67,14 +66,17 @@ def render(artifact: Artifact, form: str, rounds: Sequence[int] = ()) -> bytes:
 
 
 def draw_partition(artifact: Artifact) -> Spec:
-    """Return a chart of each client's samples by class."""
-    require_classes(artifact.manifest, "the picture of a partition")
+    """Return a chart of each client's samples by class, or of its numbers."""
     data, request = partitions.read(artifact), artifact.manifest.request
     options = ", ".join(f"{key}={value}" for key, value in request["options"].items() if value is not None)
     known, clients = codebook.read(artifact), len(data.names)
     dataset, count = known.dataset or request["dataset"], f"{clients} client{'s' * (clients != 1)}"
     title = f"{dataset}, {request['scheme']}{f' ({options})' if options else ''}, {count}"
-    return draw_holdings(data.label_counts, title, data.cluster, data.new, _name_clients(known, clients), known.classes)
+    names = _name_clients(known, clients)
+    if data.labels.fields is not None:
+        heading = f"label, {data.labels.unit}" if data.labels.unit else "label"
+        return draw_labels(data.list_labels(), heading, title, data.new, names)
+    return draw_holdings(data.label_counts, title, data.cluster, data.new, names, known.classes)
 
 
 def draw_predictions(artifact: Artifact, chosen: Sequence[int] = ()) -> Spec:

@@ -24,6 +24,12 @@ and 0 without a common class. A class mean votes like n_jc samples at its place,
 the frequency of the class at client i to that at all clients, shrunk as in `prior`. The client's own samples vote with
 weight exp(-d / sigma). The k heaviest of all these votes count.
 
+If labels are a quantity or counts, intervals of them take the place of classes, as the slices of sliced inverse
+regression (Li, 1991, https://doi.org/10.1080/01621459.1991.10475035) do: eight of about as many samples each if a
+quantity has a normal distribution, and for counts zero and multiples of the mean. Clients also upload the mean label of
+each interval that they have, and the prediction is the mean label of the votes, weighted alike. Lambda is the one with
+the best score of the task.
+
 Which part helps depends on how clients differ (docs/results.md). If their classes have other names, attention does, and
 nothing without it; if only their classes differ, the class means of all clients do, and attention 0 is a little better.
 """
@@ -32,16 +38,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from annotated_types import Ge, Gt, Le, MinLen
 from numpy.typing import NDArray
 
-from pflcli.method import Embedded, Neighbours, Params, Predictor, Run, Space, voting
-from pflcli.methods.knn_per import interpolate, softmax, tune_lambda
-from pflcli.methods.parts.class_counts import shrunk_prior, training_counts
+from pflcli.method import Embedded, Neighbours, Params, Predictor, Run, Space
+from pflcli.methods import knn_per
+from pflcli.methods.knn_per import mix, predict_network, tune_lambda
+from pflcli.methods.parts.class_counts import shrink_counts
 from pflcli.methods.parts.folds import Folds, per_sample, same_in_all
 
 KIND = "server"
@@ -51,12 +58,17 @@ SENDS_MORE = "class means before the rounds"
 PAIRS_SENT = "class means"
 PAPER = "kNN-peers"
 YEAR = 2026
+TASKS = ("classes", "quantity", "count")
 GRID = {"attention": (0.0, 0.3, 1.0, 3.0), "sigma": (0.02, 0.05, 0.1), "kappa": (3.0, 10.0, 30.0)}
 
 State = dict[str, Params]
 Array = NDArray[np.float64]
 
 _SPACE = Space(distance="cosine")
+_QUANTITY_BOUNDS = (-1.15, -0.674, -0.319, 0.0, 0.319, 0.674, 1.15)
+"""The bounds of intervals of a quantity, in deviations from the mean: the octiles of a normal distribution."""
+_COUNT_BOUNDS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 4.0)
+"""The bounds of intervals of counts, which belong to the interval below, in means of all training labels."""
 
 
 @dataclass(frozen=True)
@@ -87,18 +99,22 @@ def choices(cfg: Config) -> tuple[str, ...]:
 def setup(run: Run) -> State:
     """Let clients send their class means and numbers; return those of all clients."""
     assert run.embeddings is not None
-    able, classes = run.federation.participants, run.federation.classes
+    able, classes = run.federation.participants, _count_classes(run)
     known = _SPACE.embed(run.embeddings["train"].take(able))
-    means, squares = [np.zeros((0, known.z.shape[1]), np.float32)], 0.0
-    counts = torch.from_numpy(training_counts(run, able)).int()
+    means, labels, squares = [np.zeros((0, known.z.shape[1]), np.float32)], [np.zeros(0, np.float32)], 0.0
+    counts = torch.from_numpy(_count_samples(run, known)).int()
     for own, (first, last) in zip(counts, pairwise(known.offsets), strict=True):
         z, y = known.z[first:last], known.y[first:last]
-        mean = _class_means(z, y, classes)
-        square = np.square(z - mean[y]).sum()
+        classified = _classify(run, y)
+        mean = _class_means(z, classified, classes)
+        square = np.square(z - mean[classified]).sum()
         has = own.numpy() > 0
         upload = {"means": torch.from_numpy(mean[has]), "counts": own, "squares": torch.tensor(square)}
-        run.send("up", upload)
         means.append(mean[has])
+        if run.task.kind != "classes":
+            labels.append(_class_means(y[:, None], classified, classes)[has, 0])
+            upload["labels"] = torch.from_numpy(labels[-1])
+        run.send("up", upload)
         squares += float(square)
     freedom = int(counts.sum()) - int((counts > 0).sum())
     shared = {
@@ -107,6 +123,8 @@ def setup(run: Run) -> State:
         "clients": torch.from_numpy(able).int(),
         "variance": torch.tensor(squares / max(freedom, 1), dtype=torch.float32),
     }
+    if run.task.kind != "classes":
+        shared["labels"] = torch.from_numpy(np.concatenate(labels))
     return {"shared": run.download(shared, able)}
 
 
@@ -115,8 +133,8 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     assert run.embeddings is not None
     parts = {split: run.embeddings[split].take(clients) for split in run.predicted_splits}
     stored = _SPACE.embed(run.embeddings["train"].take(clients))
-    votes = _vote(run, state, clients, stored, {split: _SPACE.embed(part) for split, part in parts.items()})
-    model = {split: softmax(part.logits) for split, part in parts.items()}
+    model = {split: predict_network(run, part.logits) for split, part in parts.items()}
+    votes = _vote(run, state, clients, stored, {split: _SPACE.embed(part) for split, part in parts.items()}, model)
     weight = run.read_choices("lambda", clients)
     if weight is None:
         validation = parts["validation"]
@@ -126,13 +144,37 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
         apart = same_in_all(weight)
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
-        p = interpolate(votes[split], model[split], per_sample(split, parts[split].offsets, weight, apart))
+        p = mix(run, votes[split], model[split], per_sample(split, parts[split].offsets, weight, apart))
         return {"p": p.astype(np.float32), "knn": votes[split].astype(np.float32)}
 
     return Predictor(answer, run.predicted_splits, tuned={"lambda": weight} if run.cfg.weight is None else {})
 
 
-def _class_means(z: NDArray[np.float32], y: NDArray[np.int64], classes: int) -> NDArray[np.float32]:
+def _count_classes(run: Run) -> int:
+    """Return the number of classes, or of intervals of numbers."""
+    if run.task.kind == "classes":
+        return run.federation.classes
+    return 1 + len(_COUNT_BOUNDS if run.task.kind == "count" else _QUANTITY_BOUNDS)
+
+
+def _classify(run: Run, y: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the class of each label (n,), or the interval that a number is in."""
+    task: Any = run.task
+    if task.kind == "classes":
+        return y
+    if task.kind == "count":
+        return np.asarray(np.digitize(y / task.mean, _COUNT_BOUNDS, right=True))
+    return np.asarray(np.digitize((y - task.mean) / task.deviation, _QUANTITY_BOUNDS))
+
+
+def _count_samples(run: Run, part: Embedded) -> NDArray[np.int64]:
+    """Return the number of samples that each client has of each class or interval, (m, C)."""
+    counts = np.zeros((len(part.offsets) - 1, _count_classes(run)), np.int64)
+    np.add.at(counts, (np.repeat(np.arange(len(counts)), np.diff(part.offsets)), _classify(run, part.y)), 1)
+    return counts
+
+
+def _class_means(z: NDArray[Any], y: NDArray[np.int64], classes: int) -> NDArray[np.float32]:
     """Return the mean of each class of ``z`` (n, d), (C, d); zeros for a class without samples."""
     sums, counts = np.zeros((classes, z.shape[1])), np.bincount(y, minlength=classes)[:, None]
     np.add.at(sums, y, z)
@@ -140,29 +182,37 @@ def _class_means(z: NDArray[np.float32], y: NDArray[np.int64], classes: int) -> 
 
 
 def _vote(
-    run: Run, state: State, clients: NDArray[np.int64], stored: Embedded, parts: dict[str, Embedded]
+    run: Run,
+    state: State,
+    clients: NDArray[np.int64],
+    stored: Embedded,
+    parts: dict[str, Embedded],
+    model: dict[str, Array],
 ) -> dict[str, Array]:
     """Return the votes (n, C) on the samples of each split in ``parts``, in the space of unit vectors.
 
-    ``stored`` are the training samples of the ``clients`` (m,).
+    ``stored`` are the training samples of the ``clients`` (m,). Without neighbours, numbers are those of the ``model``.
     """
     shared = {name: value.cpu().numpy() for name, value in state["shared"].items()}
-    counts, classes = shared["counts"].astype(np.int64), run.federation.classes
+    counts, classes = shared["counts"].astype(np.int64), _count_classes(run)
     place, label = np.nonzero(counts)  # the client and the class of each mean
+    mean_labels = shared.get("labels", label)
     prior = torch.from_numpy((counts.sum(axis=0) + 1e-9) / (counts.sum() + 1e-9 * classes))
-    common, own = shrunk_prior(run, clients, prior, run.cfg.kappa)
-    votes: dict[str, list[Array]] = {split: [np.zeros((0, classes))] for split in parts}
+    common, own = shrink_counts(_count_samples(run, stored), prior, run.cfg.kappa)
+    votes: dict[str, list[Array]] = {split: [np.zeros((0, run.task.outputs))] for split in parts}
     for i, (client, (first, last)) in enumerate(zip(clients, pairwise(stored.offsets), strict=True)):
         z, y = stored.z[first:last], stored.y[first:last]
-        trust = _attend(z, y, shared["means"], counts, float(shared["variance"]), run.cfg.attention)
+        variance = float(shared["variance"])
+        trust = _attend(z, _classify(run, y), shared["means"], counts, variance, run.cfg.attention)
         trust[shared["clients"] == client] = -np.inf  # its own samples vote
         asked = np.isfinite(trust[place])
         bias = (trust[place] + np.log(counts[place, label]) + np.log(own[i] / common)[label])[asked]
         keys = np.concatenate([z, shared["means"][asked]]).astype(np.float64)
-        labels, bias = np.concatenate([y, label[asked]]), np.concatenate([np.zeros(len(y)), bias])
+        labels, bias = np.concatenate([y, mean_labels[asked]]), np.concatenate([np.zeros(len(y)), bias])
         for split, part in parts.items():
-            queries = part.z[part.offsets[i] : part.offsets[i + 1]].astype(np.float64)
-            votes[split].append(_vote_of_keys(queries, keys, labels, bias, classes, run.cfg.k, run.cfg.sigma))
+            span = slice(part.offsets[i], part.offsets[i + 1])
+            near, exponent = _find_heaviest(part.z[span].astype(np.float64), keys, labels, bias, run.cfg)
+            votes[split].append(knn_per.vote(run, near, exponent, model[split][span]))
     return {split: np.concatenate(each) for split, each in votes.items()}
 
 
@@ -190,17 +240,13 @@ def _attend(
     return np.where(shared_classes > 0, -attention * np.maximum(0, statistic - shared_classes), -np.inf)
 
 
-def _vote_of_keys(
-    queries: Array, keys: Array, labels: NDArray[np.int64], bias: Array, classes: int, k: int, sigma: float
-) -> Array:
-    """Return the votes (n, C) on ``queries`` (n, d) of the k ``keys`` (r, d) with the largest -d / sigma + ``bias``."""
-    if not len(keys):
-        return np.zeros((len(queries), classes))
+def _find_heaviest(
+    queries: Array, keys: Array, labels: NDArray[Any], bias: Array, cfg: Config
+) -> tuple[Neighbours, Array]:
+    """Return the k ``keys`` (r, d) with the largest exponents -d / sigma + ``bias``, and these exponents (n, k)."""
     squared = np.square(queries).sum(axis=1)[:, None] + np.square(keys).sum(axis=1) - 2 * queries @ keys.T
-    exponent = bias - np.sqrt(np.maximum(squared, 0)) / sigma  # (n, r)
-    k = min(k, len(keys))
-    nearest = np.argpartition(-exponent, k - 1, axis=1)[:, :k]
+    exponent = bias - np.sqrt(np.maximum(squared, 0)) / cfg.sigma  # (n, r)
+    k = min(cfg.k, len(keys))
+    nearest = np.argpartition(-exponent, k - 1, axis=1)[:, :k] if k else np.zeros((len(queries), 0), np.int64)
     rows = np.arange(len(queries))[:, None]
-    return voting.vote_by_distance(
-        Neighbours(np.maximum(squared, 0)[rows, nearest], labels[nearest]), classes, exponent[rows, nearest]
-    )
+    return Neighbours(np.maximum(squared, 0)[rows, nearest], labels[nearest]), exponent[rows, nearest]

@@ -85,6 +85,8 @@ def _halves(batch: StackedBatch) -> tuple[StackedBatch, StackedBatch]:
     few, width = ((batch.weight > 0).sum(dim=1) < 4)[:, None], batch.weight.shape[1]  # (a, 1)
     if few.all():
         return batch, batch
+    if not few.any():
+        return _every_second(batch, 0), _every_second(batch, 1)
     place = torch.arange(max((width + 1) // 2, min(width, 3)), device=few.device)
     halves = []
     for first in (0, 1):
@@ -94,3 +96,10 @@ def _halves(batch: StackedBatch) -> tuple[StackedBatch, StackedBatch]:
         weight = weight / weight.sum(dim=1, keepdim=True)
         halves.append(replace(batch, x=batch.x[rows, chosen], y=batch.y[rows, chosen], weight=weight))
     return halves[0], halves[1]
+
+
+def _every_second(batch: StackedBatch, first: int) -> StackedBatch:
+    """Return the even samples of each client's batch, or the odd ones if ``first`` is 1."""
+    weight = batch.weight[:, first::2]
+    weight = weight / weight.sum(dim=1, keepdim=True)
+    return replace(batch, x=batch.x[:, first::2], y=batch.y[:, first::2], weight=weight)

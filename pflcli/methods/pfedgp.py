@@ -11,13 +11,18 @@ A class of which a client has no sample gets the probability 1 / (n + C), by the
 client's number of samples and C the number of classes; the tree distributes the rest. A client without samples
 therefore predicts 1 / C for each class. A client with a single class, or without two samples of any class, cannot train
 the body and uploads nothing.
+
+A quantity needs neither trees nor sampling: each client regresses by one exact Gaussian process
+(``parts/gaussian_process_regression.py``), which the paper leaves out. Training uses the predictive likelihood of every
+second sample given the others; variances are those of the largest marginal likelihood. A client with fewer than four
+samples cannot train the body. Counts have no exact posterior.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -27,6 +32,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from pflcli.method import Params, Predictor, Run, Stacked, StackedBatch, StackedNetwork, parameters
+from pflcli.methods.parts import gaussian_process_regression
 from pflcli.methods.parts.gaussian_process_tree import Prior, build_trees, losses_and_gradients, predict_classes
 
 KIND = "server"
@@ -35,6 +41,7 @@ DIVIDES = True
 ADAPTS = True
 PAPER = "pFedGP"
 YEAR = 2021
+TASKS = ("classes", "quantity")
 IGNORES = ("epochs", "steps", "batch_size")  # its own options stand for them
 
 State = dict[str, Params]
@@ -52,13 +59,13 @@ class Config:
     """predict from at most this many training samples per client, a stratified draw if it has more; time grows
     with its cube"""
     scale: Annotated[float, Gt(0)] = 8.0
-    """use this variance of the Gaussian process"""
+    """use this variance of the Gaussian process of classes"""
     length: Annotated[float, Gt(0)] = 1.0
     """use this length scale of the RBF kernel, between embeddings of norm 1"""
     chains: Annotated[int, Ge(1)] = 20
-    """run this many Gibbs chains in training"""
+    """run this many Gibbs chains in training on classes"""
     answer_chains: Annotated[int, Ge(1)] = 30
-    """run this many Gibbs chains for predictions"""
+    """run this many Gibbs chains for predictions of classes"""
     sweeps: Annotated[int, Ge(1)] = 5
     """take this many Gibbs steps per chain"""
 
@@ -77,28 +84,40 @@ def train_round(run: Run, state: State, t: int) -> State:
     cohort = run.cohort(t)
     body = run.download(state["body"], cohort)
     labels = {client: run.federation.labels_of(np.asarray([client]), "train") for client in cohort.tolist()}
-    trainable = np.asarray([client for client, y in labels.items() if 1 < len(np.unique(y)) < len(y)], dtype=np.int64)
+    is_quantity = run.task.kind == "quantity"
+    trainable = np.asarray([client for client, y in labels.items() if _can_train(y, is_quantity)], dtype=np.int64)
     models, mean = parameters.repeat({**run.init, **body}, len(trainable)), run.averaging(body)
-    outputs = run.engine.outputs_each(trainable, models, "train", features=True) if len(trainable) else []
-    trees = build_trees(
-        [_normalize(z).cpu().numpy() for _, z in outputs],
-        [labels[client] for client in trainable.tolist()],
-        run.federation.classes,
-        [run.rng("tree", t, client) for client in trainable.tolist()],
-    )
+    how: dict[str, Any] = {"gradient": partial(regression_gradients, run.cfg.length)}
+    if not is_quantity:
+        trees = _build_trees(run, trainable, models, [labels[client] for client in trainable.tolist()], t)
+        how = {"gradient": partial(gradients, run.cfg.prior(run.cfg.chains)), "own": {"tree": trees}}
     trained = run.local_sgd(
-        trainable,
-        models,
-        t=t,
-        epochs=run.cfg.steps,
-        batch_size=run.cfg.batch_size,
-        gradient=partial(gradients, run.cfg.prior(run.cfg.chains)),
-        trainable="body.",
-        own={"tree": torch.from_numpy(trees).to(run.federation.y.device)},
+        trainable, models, t=t, epochs=run.cfg.steps, batch_size=run.cfg.batch_size, trainable="body.", **how
     )
     for part in trained if len(trainable) else ():
         mean.add({name: part.params[name] for name in body}, np.ones(len(part.clients)), part.clients)
     return {"body": mean.value()} if mean.is_defined else state
+
+
+def _can_train(y: NDArray[Any], is_quantity: bool) -> bool:
+    """Return whether a client with these labels has samples to predict from others."""
+    if is_quantity:
+        return len(y) >= gaussian_process_regression.MIN_SAMPLES
+    return 1 < len(np.unique(y)) < len(y)
+
+
+def _build_trees(
+    run: Run, clients: NDArray[np.int64], models: Stacked, labels: list[NDArray[np.int64]], t: int
+) -> Tensor:
+    """Return the tree of each client over its classes, by the embeddings of its model."""
+    outputs = run.engine.outputs_each(clients, models, "train", features=True) if len(clients) else []
+    trees = build_trees(
+        [_normalize(z).cpu().numpy() for _, z in outputs],
+        labels,
+        run.federation.classes,
+        [run.rng("tree", t, client) for client in clients.tolist()],
+    )
+    return torch.from_numpy(trees).to(run.federation.y.device)
 
 
 def gradients(prior: Prior, network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
@@ -109,10 +128,27 @@ def gradients(prior: Prior, network: StackedNetwork, params: Stacked, batch: Sta
     return losses, network.backward(outputs, None, by_z)
 
 
+def regression_gradients(
+    length: float, network: StackedNetwork, params: Stacked, batch: StackedBatch
+) -> tuple[Tensor, Stacked]:
+    """Return the losses (a,) of clients by their Gaussian processes, and their gradients (a, ...)."""
+    outputs = network.forward(params, batch.x, batch.weight)
+    sizes = (batch.weight > 0).sum(dim=1).tolist()
+    y = _standardize(batch.task, batch.y)
+    losses, by_z = gaussian_process_regression.losses_and_gradients(length, outputs.z, y, sizes)
+    return losses, network.backward(outputs, None, by_z)
+
+
+def _standardize(task: Any, y: Tensor) -> Tensor:
+    """Return labels in deviations from the mean of all training labels."""
+    standardized: Tensor = (y - task.mean) / task.deviation
+    return standardized
+
+
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
     """Predict with each client's tree over its own samples, embedded by the common body."""
     data, cfg, splits = run.federation, run.cfg, run.predicted_splits
-    prior, embedded = cfg.prior(cfg.answer_chains), []
+    prior, embedded, is_quantity = cfg.prior(cfg.answer_chains), [], run.task.kind == "quantity"
     for client in clients:
         rows_by_split = [data.rows(int(client), split) for split in ("train", *splits)]
         embedded.append([_embed(run, state["body"], rows) for rows in rows_by_split])
@@ -120,7 +156,13 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     def predict(index: int) -> list[NDArray[np.float32]]:
         client, (z, *query_z) = int(clients[index]), embedded[index]
         y, draw = data.y[data.block(client, "train")], run.rng("answer", client)
-        p = predict_classes(prior, z, y, torch.cat(query_z), data.classes, cfg.capacity, draw)
+        if is_quantity:
+            rows = torch.from_numpy(np.sort(draw.permutation(len(y))[: cfg.capacity])).to(y.device)
+            known = z[rows], _standardize(run.task, y[rows])
+            outputs = gaussian_process_regression.predict(cfg.length, *known, torch.cat(query_z))
+            p = torch.from_numpy(run.task.predict(outputs[:, None]))
+        else:
+            p = predict_classes(prior, z, y, torch.cat(query_z), data.classes, cfg.capacity, draw)
         return [piece.numpy() for piece in torch.split(p.float().cpu(), [len(part) for part in query_z])]
 
     pieces_by_client = run.engine.each(predict, len(clients))

@@ -36,9 +36,9 @@ def train(params, x, y, seed, key, client, epochs, batch, lr):
 
 
 def client_loss(model, data, client):
-    """The cross-entropy of a model on a client's training samples."""
+    """The loss of a model on a client's training samples."""
     rows = data.block(client, "train")
-    return float(functional.cross_entropy(worlds.logits(model, data.inputs(rows)), data.y[rows]))
+    return float(worlds.loss(worlds.logits(model, data.inputs(rows)), data.y[rows], data))
 
 
 def mean_members(run, models, members):

@@ -35,9 +35,12 @@ def flatten_biases(w):
     return torch.cat([w[name] for name in LAYERS]).double()
 
 
+def split_biases(b):
+    return b.split([200, 200, len(b) - 400])
+
+
 def with_biases(w, b):
-    pieces = b.split(list(LAYERS.values()))
-    return {**w, **{name: piece.float() for name, piece in zip(LAYERS, pieces, strict=True)}}
+    return {**w, **{name: piece.float() for name, piece in zip(LAYERS, split_biases(b), strict=True)}}
 
 
 def mean_features(w, data, client):
@@ -65,7 +68,7 @@ def reference(run, cfg, theta, rounds):
             if "v" in theta:
                 attended = theta["v"] @ attended
             if guarded and getattr(cfg, "trust", 0):
-                pieces = [v.split(list(LAYERS.values())) for v in (attended, own)]
+                pieces = [split_biases(v) for v in (attended, own)]
                 attended = torch.cat(
                     [
                         p * (cfg.trust * o.norm() / p.norm().clamp_min(1e-9)).clamp(max=1)
@@ -116,9 +119,10 @@ FORMS = {
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("name", FORMS)
-def test_fedattn_rounds_match_an_independent_loop(name, participation):
+@pytest.mark.parametrize("data", [worlds.federation, worlds.quantities], ids=["classes", "quantities"])
+def test_fedattn_rounds_match_an_independent_loop(name, participation, data):
     method = method_with(FORMS[name])
-    run = worlds.run(method, participation=participation, options={"k": 3, **FORMS[name]})
+    run = worlds.run(method, participation=participation, options={"k": 3, **FORMS[name]}, data=data())
     theta = fedattn.setup(run)["attention"]
     state = worlds.play(method, run)
     expected = reference(run, run.cfg, theta, 3)

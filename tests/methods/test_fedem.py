@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional
+from scipy import stats
 
+import pflcli
 import worlds
 from pflcli.core import models, parameters, rng
 from pflcli.core.engine.engine import Engine
@@ -15,33 +16,34 @@ from pflcli.core.engine.federation import Federation
 
 def compute_losses(models, data, rows):
     """The loss of each model on each sample, (n, K)."""
-    each = [functional.cross_entropy(worlds.logits(w, data.x[rows]), data.y[rows], reduction="none") for w in models]
-    return torch.stack(each, dim=1)
+    return torch.stack([worlds.losses(worlds.logits(w, data.x[rows]), data.y[rows], data) for w in models], dim=1)
 
 
-def compute_responsibility(pi, models, data, rows):
-    """q by Bayes' rule, literally."""
-    joint = pi * torch.exp(-compute_losses(models, data, rows))
+def compute_responsibility(pi, models, data, rows, variance=0.5):
+    """q by Bayes' rule, literally; the likelihood is exp(-loss), or Gaussian of a variance."""
+    joint = pi * torch.exp(-compute_losses(models, data, rows) / (2 * variance))
     return (joint / joint.sum(dim=1, keepdim=True)).detach()
 
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
-def test_fedem_rounds_match_hand_computed_models(mode, monkeypatch):
-    run = worlds.run("fedem", mode=mode, epochs=2, options={"components": 2})
+@pytest.mark.parametrize("data", [worlds.federation, worlds.quantities], ids=["classes", "quantities"])
+def test_fedem_rounds_match_hand_computed_models(mode, data, monkeypatch):
+    run = worlds.run("fedem", mode=mode, epochs=2, options={"components": 2}, data=data())
     two_clients = 4 * parameters.size(run.init)
     monkeypatch.setattr("pflcli.core.engine.engine._CHUNK_BYTES", {"cpu": two_clients})
     state = worlds.play("fedem", run)
     data, n = run.federation, run.federation.sizes("train")
-    current, pi = [run.init, run.draw_model(1)], [torch.full((2,), 0.5)] * 7
+    current, pi, is_quantity = [run.init, run.draw_model(1)], [torch.full((2,), 0.5)] * 7, data.task.kind == "quantity"
+    variance = 1.0 if is_quantity else 0.5
     for t in range(3):
-        cohort, trained = run.cohort(t).tolist(), []
+        cohort, trained, errors = run.cohort(t).tolist(), [], []
         for c in cohort:
             own = [{name: value.clone().requires_grad_() for name, value in model.items()} for model in current]
             rows, draw = torch.from_numpy(data.rows(c, "train")), rng.generator(0, "sgd", t, c)
             for _ in range(2):
                 for part in rows[torch.from_numpy(draw.permutation(len(rows)))].split(4):
                     loss = (
-                        (compute_responsibility(pi[c], current, data, part) * compute_losses(own, data, part))
+                        (compute_responsibility(pi[c], current, data, part, variance) * compute_losses(own, data, part))
                         .sum(dim=1)
                         .mean()
                     )
@@ -49,18 +51,55 @@ def test_fedem_rounds_match_hand_computed_models(mode, monkeypatch):
                     with torch.no_grad():
                         for value, grad in zip((v for model in own for v in model.values()), grads, strict=True):
                             value -= 0.1 * grad
-            pi[c] = compute_responsibility(pi[c], current, data, rows).mean(dim=0)
+            q = compute_responsibility(pi[c], current, data, rows, variance)
+            errors.append((q * compute_losses(current, data, rows)).sum().item() / len(rows))
+            pi[c] = q.mean(dim=0)
             trained.append([{name: value.detach() for name, value in model.items()} for model in own])
         current = [worlds.mean([client[k] for client in trained], n[cohort].tolist()) for k in range(2)]
+        variance = np.average(errors, weights=n[cohort]) if is_quantity else variance
     for k in range(2):
         worlds.close(parameters.pick(state["components"], k), current[k], atol=1e-5)
     np.testing.assert_allclose(state["shares"], torch.stack(pi), atol=1e-5)
     drawn = sum(len(run.cohort(t)) for t in range(3))
-    assert run.traffic["up"] == run.traffic["down"] == 2 * drawn * parameters.size(run.init)
+    assert run.traffic["up"] == run.traffic["down"] == drawn * (2 * parameters.size(run.init) + 4 * is_quantity)
     c = 0
-    share = compute_responsibility(pi[c], current, data, data.rows(c, "train")).mean(dim=0).numpy()
-    expected = sum(share[k] * worlds.probabilities(current[k], data, c) for k in range(2))
-    np.testing.assert_allclose(worlds.answers("fedem", run, state, np.asarray([c]))["test"], expected, atol=1e-5)
+    share = compute_responsibility(pi[c], current, data, data.rows(c, "train"), variance).mean(dim=0).numpy()
+    outputs = [worlds.logits(model, data.inputs(data.block(c, "test"))) for model in current]
+    expected = sum(share[k] * data.task.predict(outputs[k]) for k in range(2))
+    actual = worlds.answers("fedem", run, state, np.asarray([c]))["test"]
+    np.testing.assert_allclose(actual, expected, rtol=1e-4 if is_quantity else 0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["quantity", "count"])
+def test_fedem_responsibilities_are_those_of_gaussian_and_poisson_distributions(kind):
+    from pflcli.methods.fedem import _responsibilities
+
+    data = worlds.counts() if kind == "count" else worlds.quantities()
+    run = worlds.run("fedem", data=data, options={"components": 2})
+    shares, sent = torch.tensor([[0.3, 0.7]]), {"scale": torch.tensor([0.2])} if kind == "quantity" else {}
+    models = [run.init, run.draw_model(1)]
+    (q,), _ = _responsibilities(run, np.asarray([0]), parameters.stack(models), shares, sent)
+    rows = data.rows(0, "train")
+    p = np.stack([data.task.predict(worlds.logits(model, data.x[rows]))[:, 0] for model in models], axis=1)
+    y = data.y.numpy()[rows, None]
+    density = stats.poisson.pmf(y, p) if kind == "count" else stats.norm.pdf(y, p, data.task.deviation * 0.2**0.5)
+    joint = density * shares.numpy()
+    np.testing.assert_allclose(q, joint / joint.sum(axis=1, keepdims=True), rtol=1e-3)
+
+
+def test_fedem_finds_two_ways_in_which_a_quantity_depends_on_features():
+    draw, client = np.random.default_rng(0), np.repeat(np.arange(8), 60)
+    x = draw.normal(size=(480, 3)).astype(np.float32)
+    y = 200 + 30 * (2 * (client % 2) - 1) * x[:, 0] + 3 * draw.normal(size=480)
+    run = worlds.run(
+        "fedem",
+        data=pflcli.Federation.from_arrays(x, y, client, task="quantity"),
+        options={"components": 2}, rounds=15, participation=1.0, batch_size=16,
+    )  # fmt: skip
+    state = worlds.play("fedem", run)
+    assert state["shares"].max(dim=1).values.min() > 0.9
+    assert (state["shares"].argmax(dim=1)[:2] != state["shares"].argmax(dim=1)[1:3]).all()
+    assert 0 < float(state["scale"]) * run.task.deviation**2 < 2 * 3**2
 
 
 def test_fedem_round_loss_is_the_responsibility_weighted_mean_over_samples():

@@ -60,7 +60,7 @@ def attend(q, keys):
 def validation_loss(w, data, i):
     rows = data.rows(i, "validation")
     w = {k: v.detach() for k, v in w.items()}
-    return float(functional.cross_entropy(worlds.logits(w, data.x[rows]), data.y[rows])) if len(rows) else 0.0
+    return float(worlds.loss(worlds.logits(w, data.x[rows]), data.y[rows], data)) if len(rows) else 0.0
 
 
 def sketch_model(sketch, w):
@@ -115,7 +115,7 @@ def reference(run, rounds):
                 optimizer = torch.optim.Adam(theta[i].values(), lr=cfg.ham_lr)
                 for batch in minibatches(data, i, ("ham", t), cfg.ham_epochs):
                     learned, _, a, *_ = compute_hybrid(theta[i], cfg, points, x, i, g, data)
-                    loss = functional.cross_entropy(worlds.logits(learned, data.x[batch]), data.y[batch])
+                    loss = worlds.loss(worlds.logits(learned, data.x[batch]), data.y[batch], data)
                     if cfg.form == "guarded":
                         loss = loss + cfg.rho * sum(p * (p / a[j]).log() for j, p in prior.items())
                     optimizer.zero_grad()
@@ -137,7 +137,8 @@ def hybrid_loss(run, sketch, theta, points, centre, x, i, g, share, w, part):
     least = 0.3 * float(torch.stack([points[j].norm() for j in x]).mean())
     changed = {**points, i: own}, {**x, i: w}
     _, mixed, *_ = compute_hybrid(theta, run.cfg, *changed, i, g, run.federation, share, least)
-    return run.cfg.lam * functional.cross_entropy(worlds.logits(mixed, run.federation.x[part]), run.federation.y[part])
+    data = run.federation
+    return run.cfg.lam * worlds.loss(worlds.logits(mixed, data.x[part]), data.y[part], data)
 
 
 CASES = {
@@ -157,9 +158,10 @@ CASES = {
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
 @pytest.mark.parametrize("name", CASES)
-def test_fedham_rounds_match_an_independent_loop(name, mode):
+@pytest.mark.parametrize("data", [worlds.federation, worlds.quantities], ids=["classes", "quantities"])
+def test_fedham_rounds_match_an_independent_loop(name, mode, data):
     options = {"warmup": 1, "sketch": 16, **CASES[name]}
-    run = worlds.run("fedham", participation=1.0, mode=mode, options=options)
+    run = worlds.run("fedham", participation=1.0, mode=mode, options=options, data=data())
     state = worlds.play("fedham", run)
     g, x, attention = reference(run, 3)
     for key, value in g.items():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import special
+import torch
+from scipy import special, stats
 
+import pflcli
 import worlds
-from by_hand import CLIENT, class_frequencies
+from by_hand import CLIENT
 from pflcli.methods import knn_peers
 
 
@@ -17,54 +19,92 @@ def unit_samples(run, client, split="train"):
     return z / np.linalg.norm(z, axis=1, keepdims=True), part.y, part.logits.astype(np.float64)
 
 
+def find_intervals(run, y):
+    """The classes of labels, or the intervals of numbers: octiles of a normal distribution, or multiples of a mean."""
+    if run.task.kind == "quantity":
+        return np.floor(8 * stats.norm(run.task.mean, run.task.deviation).cdf(y)).astype(int)
+    if run.task.kind == "count":
+        return np.asarray([sum(value / run.task.mean > bound for bound in (0, 0.25, 0.5, 1, 1.5, 2, 4)) for value in y])
+    return y
+
+
 def class_mean_table(run, clients):
     """Means and numbers of the classes that each client has, and the pooled variance within classes."""
     table, squares, freedom = {}, 0.0, 0
     for client in clients:
         z, y, _ = unit_samples(run, client)
-        for c in np.unique(y):
-            table[client, int(c)] = z[y == c].mean(axis=0), int((y == c).sum())
-            squares += ((z[y == c] - z[y == c].mean(axis=0)) ** 2).sum()
-            freedom += int((y == c).sum()) - 1
+        own = find_intervals(run, y)
+        for c in np.unique(own):
+            table[client, int(c)] = z[own == c].mean(axis=0), int((own == c).sum()), y[own == c].mean()
+            squares += ((z[own == c] - z[own == c].mean(axis=0)) ** 2).sum()
+            freedom += int((own == c).sum()) - 1
     return table, squares / freedom
 
 
 def vote_by_hand(run, client, k, sigma, attention, kappa):
     """The votes on the client's test samples, one by one."""
     table, variance = class_mean_table(run, worlds.ABLE)
-    common, own = class_frequencies(run, kappa)
+    classes = worlds.CLASSES if run.task.kind == "classes" else 8
+    found = [find_intervals(run, unit_samples(run, c)[1]) for c in [client, *worlds.ABLE]]
+    common = np.bincount(np.concatenate(found[1:]), minlength=classes) / len(np.concatenate(found[1:]))
+    own = (np.bincount(found[0], minlength=classes) + kappa * common) / (len(found[0]) + kappa)
     z, y, _ = unit_samples(run, client)
     keys = [(vector, label, 1.0) for vector, label in zip(z, y, strict=True)]
     for peer in worlds.ABLE:
-        both = [c for c in range(worlds.CLASSES) if (client, c) in table and (peer, c) in table]
+        both = [c for c in range(classes) if (client, c) in table and (peer, c) in table]
         if peer == client or not both:
             continue
         statistic = 0.0
         for c in both:
-            (mean, n), (other, count) = table[client, c], table[peer, c]
+            (mean, n, _), (other, count, _) = table[client, c], table[peer, c]
             statistic += n * count / (n + count) * ((mean - other) ** 2).sum() / variance
         trust = np.exp(-attention * max(0.0, statistic - len(both)))
-        for c in range(worlds.CLASSES):
+        for c in range(classes):
             if (peer, c) in table:
-                mean, count = table[peer, c]
-                keys.append((mean, c, trust * count * own[c] / common[c]))
+                mean, count, label = table[peer, c]
+                keys.append((mean, label, trust * count * own[c] / common[c]))
     votes = []
     for x in unit_samples(run, client, "test")[0]:
         weights = sorted(((w * np.exp(-np.linalg.norm(x - v) / sigma), c) for v, c, w in keys), reverse=True)[:k]
-        vote = np.bincount([c for _, c in weights], [w for w, _ in weights], minlength=worlds.CLASSES)
-        votes.append(vote / vote.sum())
+        w, labels = np.transpose(weights)
+        if run.task.kind == "classes":
+            votes.append(np.bincount(labels.astype(int), w, minlength=worlds.CLASSES) / w.sum())
+        else:
+            votes.append([(w * labels).sum() / w.sum()])
     return np.asarray(votes)
 
 
+@pytest.mark.parametrize("data", [worlds.federation, worlds.quantities, worlds.counts], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("k", [3, 100])
-def test_knn_peers_matches_hand_computed_probabilities(k):
+def test_knn_peers_matches_hand_computed_probabilities(k, data):
     options = {"k": k, "weight": 0.4, "sigma": 0.3, "attention": 0.2, "kappa": 4.0}
-    run = worlds.run("knn-peers", options=options)
+    run = worlds.run("knn-peers", options=options, data=data())
     state = worlds.play("knn-peers", run)
-    votes = vote_by_hand(run, CLIENT, k, 0.3, 0.2, 4.0)
-    expected = 0.4 * votes + 0.6 * special.softmax(unit_samples(run, CLIENT, "test")[2], axis=1)
+    votes, outputs = vote_by_hand(run, CLIENT, k, 0.3, 0.2, 4.0), unit_samples(run, CLIENT, "test")[2]
+    expected = 0.4 * votes + 0.6 * run.task.predict(torch.from_numpy(outputs))
     actual = worlds.answers("knn-peers", run, state, np.asarray([CLIENT]))["test"]
-    np.testing.assert_allclose(actual, expected, atol=1e-5)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["quantity", "count"])
+def test_clients_with_few_samples_gain_by_peers_that_depend_on_features_alike(kind):
+    draw, client = np.random.default_rng(0), np.repeat(np.arange(16), 12)
+    x = draw.normal(size=(len(client), 3)).astype(np.float32)
+    line = (2 * (client % 2) - 1) * x[:, 0]
+    y = 50 + 20 * line + draw.normal(size=len(x)) if kind == "quantity" else draw.poisson(np.exp(1 + line))
+    federation = pflcli.Federation.from_arrays(x, y, client, task=kind)
+    how = {"model": "mlp", "rounds": 2, "participation": 1.0, "batch_size": 16, "quiet": True}
+    options = {"weight": 1.0, "sigma": 0.3}
+    score = {
+        name: pflcli.simulate(method, federation, options=options | extra, **how).score()
+        for name, method, extra in (
+            ("peers", "knn-peers", {}),
+            ("all alike", "knn-peers", {"attention": 0.0}),
+            ("own", "knn-per-extended", {"distance": "cosine"}),
+        )
+    }
+    assert score["peers"] > score["all alike"] + 0.1
+    assert score["peers"] > score["own"] + 0.05 or kind == "count"  # means of few counts differ by chance
 
 
 def test_clients_send_class_means_once_and_download_those_of_all():
@@ -75,7 +115,7 @@ def test_clients_send_class_means_once_and_download_those_of_all():
     counts = clients * worlds.CLASSES
     down = clients * 4 * (len(table) * dimension + counts + clients + 1)
     assert run.traffic == {"up": 4 * (len(table) * dimension + counts + clients), "down": down, "peer": 0}
-    for row, (mean, _) in zip(state["shared"]["means"].numpy(), table.values(), strict=True):
+    for row, (mean, *_) in zip(state["shared"]["means"].numpy(), table.values(), strict=True):
         np.testing.assert_allclose(row, mean, atol=1e-6)
     assert state["shared"]["variance"].item() == pytest.approx(variance, rel=1e-4)
 

@@ -42,10 +42,11 @@ def compute_similarities(run, metric, models, before, i, contacts):
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad", "grad-centred"])
-def test_panm_first_rounds_match_hand_computed_neighbours(metric):
+@pytest.mark.parametrize("data", [worlds.federation, worlds.quantities], ids=["classes", "quantities"])
+def test_panm_first_rounds_match_hand_computed_neighbours(metric, data):
     """Two rounds of Eq. 5: the k best of those asked and those had before."""
     options = {"metric": metric, "k": 2, "l": 2, "t1": 2, "alpha": 0.3}
-    run = worlds.run("panm", participation=1.0, epochs=2, options=options)
+    run = worlds.run("panm", participation=1.0, epochs=2, options=options, data=data())
     state = worlds.play("panm", run, last=2)
     own, bags, contacts = dict.fromkeys(worlds.ABLE, run.init), {i: [] for i in worlds.ABLE}, 0
     for t in range(2):

@@ -39,6 +39,8 @@ def test_inner_and_outer_gradients_use_different_samples():
     assert second.y[second.weight > 0].tolist() == [1, 3, 5]
     torch.testing.assert_close(first.weight.sum(dim=1), torch.ones(1))
     torch.testing.assert_close(second.weight.sum(dim=1), torch.ones(1))
+    by_places = [half.y[half.weight > 0].tolist() for half in halves([[1 / 8] * 8, [1 / 5] * 5 + [0.0] * 3])]
+    assert by_places == [[0, 2, 4, 6, 0, 2, 4], [1, 3, 5, 7, 1, 3]]
     # Fewer than four samples are not cut, alone or beside a client that has enough.
     few, enough = [1 / 3] * 3 + [0.0] * 5, [1 / 8] * 8
     for half in halves([few]):

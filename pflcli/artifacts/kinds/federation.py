@@ -1,12 +1,13 @@
 """A federation of real sites: all that the server and the sites must agree on, and no sample.
 
 The request has the ``method`` with its ``options``, the training ``settings`` and the ``seed``; ``form``, the shape and
-type of a sample and the number of classes; ``train``, the training samples of each client (m,); ``split``, how clients
-split their samples; ``import``, the options of the import, if there was one; ``downloads`` and ``upload``,
-the name, type and shape of each tensor that a client downloads and uploads in a round; and a hash of
-``codebook.json``, which has the names of clients and classes, the user's columns, and scales. With ``then``, these are
-the rounds of a backbone, from which clients predict by another method: its ``method``, ``options``, ``settings``,
-``seed`` and, if it needs one, the options of its ``datastore`` and the ``layer`` that represents samples in it.
+type of a sample and the number of classes, with the ``task`` of labels that are none; ``train``, the training samples
+of each client (m,); ``split``, how clients split their samples; ``import``, the options of the import, if there was
+one; ``downloads`` and ``upload``, the name, type and shape of each tensor that a client downloads and uploads in a
+round; and a hash of ``codebook.json``, which has the names of clients and classes, the user's columns, and scales. With
+``then``, these are the rounds of a backbone, from which clients predict by another method: its ``method``, ``options``,
+``settings``, ``seed`` and, if it needs one, the options of its ``datastore`` and the ``layer`` that represents samples
+in it.
 """
 
 from __future__ import annotations

@@ -75,9 +75,13 @@ class Partition:
         """Return facts about the labels of each client (m,), by heading: how many occur, or those of another task."""
         if self.labels.kind == CLASSES:
             return {"labels": (self.label_counts > 0).sum(axis=1)}
-        task, pieces = self.labels.task(), np.split(self.y, self.offsets[len(SPLITS) :: len(SPLITS)][:-1])
-        facts = [task.describe(piece) for piece in pieces]
+        task = self.labels.task()
+        facts = [task.describe(piece) for piece in self.list_labels()]
         return {heading: [fact[heading] for fact in facts] for heading in facts[0]}
+
+    def list_labels(self) -> list[NDArray[Any]]:
+        """Return the labels of each client (m,)."""
+        return np.split(self.y, self.offsets[len(SPLITS) :: len(SPLITS)][:-1])
 
     @property
     def sizes(self) -> NDArray[np.int64]:

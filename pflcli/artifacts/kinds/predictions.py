@@ -90,7 +90,8 @@ def read_later_clients(artifact: Artifact) -> LaterClients | None:
         later = LaterClients(**arrays, kept=kept_columns.read(file, where, len(arrays["y"])))
     client_blocks.check(where, later.offsets, len(later.x), len(later.y), len(later.sample))
     with artifact.h5(FILE) as file:
-        client_blocks.check_labels(where, later.y, file["test"]["p"].shape[1])
+        outputs = file["test"]["p"].shape[1]
+    client_blocks.check_labels(where, later.y, outputs, read_labels(artifact.manifest, outputs))
     client_blocks.check_integers(where, sample=later.sample)
     if later.x.dtype.kind == "f":
         client_blocks.check_finite(where, x=later.x)

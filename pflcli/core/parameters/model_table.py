@@ -129,11 +129,9 @@ class ModelTable:
             # A view as bytes needs strides, which a value that was expanded to one client lacks.
             numbers = stacked[name].detach().cpu().flatten().as_strided((len(ids), like.numel()), (like.numel(), 1))
             pieces += [(self._pieces[name], numbers.view(torch.uint8).numpy())] if like.numel() else []
-        content = np.empty(self._size, dtype=np.uint8)
         for position, client in enumerate(ids.tolist()):
-            for piece, values in pieces:
-                content[piece] = values[position]
-            self.storage.write(self._writable(client), content)
+            own = [(piece, values[position]) for piece, values in pieces]
+            self.storage.write(self._writable(client), self._size, own)
 
     def _writable(self, client: int) -> int:
         """Return a row for a client's new model that neither the last checkpoint nor a snapshot needs."""
@@ -216,7 +214,8 @@ class ModelTable:
         """Write the packed rows to the storage, or check the rows in it."""
         for name, value in packed.items():
             if name.startswith("rows:"):
-                self.storage.write(int(name.removeprefix("rows:")), value.cpu().numpy())
+                content = value.cpu().numpy()
+                self.storage.write(int(name.removeprefix("rows:")), len(content), [(slice(None), content)])
         self.storage.check(self._row[self.written], self._size, packed[f"{_MARK}hashes"].cpu().numpy())
 
     def columns(self) -> Iterator[tuple[str, torch.dtype, tuple[int, ...], Iterator[bytes]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -16,8 +17,8 @@ class Storage(Protocol):
     def read(self, row: int, into: NDArray[np.uint8], size: int = 0, first: int = 0) -> None:
         """Fill ``into`` with a row, or with the bytes from ``first`` on of one of ``size`` bytes."""
 
-    def write(self, row: int, content: NDArray[np.uint8]) -> None:
-        """Replace or append a row."""
+    def write(self, row: int, size: int, pieces: Sequence[tuple[slice, NDArray[np.uint8]]]) -> None:
+        """Replace or append a row of ``size`` bytes, given what is in its ``pieces``."""
 
     def hashes(self, rows: NDArray[np.int64], size: int) -> NDArray[np.uint8]:
         """Return hashes (n, 32) of ``rows`` of ``size`` bytes; (0, 32) if checkpoints contain the rows themselves."""
@@ -40,10 +41,12 @@ class InMemoryRows:
         """Fill ``into`` with a row, or with the bytes from ``first`` on of one of ``size`` bytes."""
         into[:] = self.rows[row][first : first + len(into)]
 
-    def write(self, row: int, content: NDArray[np.uint8]) -> None:
-        """Replace or append a row."""
+    def write(self, row: int, size: int, pieces: Sequence[tuple[slice, NDArray[np.uint8]]]) -> None:
+        """Replace or append a row of ``size`` bytes, given what is in its ``pieces``."""
         # Write in place: new memory would fragment the larger blocks that a round frees and allocates again.
-        self.rows.setdefault(row, np.empty_like(content))[:] = content
+        content = self.rows.setdefault(row, np.empty(size, np.uint8))
+        for piece, values in pieces:
+            content[piece] = values
 
     def hashes(self, rows: NDArray[np.int64], size: int) -> NDArray[np.uint8]:
         """Return no hashes: checkpoints contain the rows themselves."""

@@ -127,11 +127,14 @@ def read_numbers(raw: RawSamples, task: Task) -> RawSamples:
     return replace(raw, label=np.asarray([number_of[word] for word in raw.label.tolist()], dtype=np.str_))
 
 
-def parse_numbers(raw: RawSamples, rows: NDArray[np.int64], task: Task) -> NDArray[np.float64]:
-    """Return the labels (n,) of ``rows`` as numbers; raises InputError for one that is no label of the task."""
+def parse_numbers(raw: RawSamples, rows: NDArray[np.int64], task: Task, *, fits: bool = True) -> NDArray[np.float64]:
+    """Return the labels (n,) of ``rows`` as numbers; raises InputError for one that is no label of the task.
+
+    If a task is fitted to them (``fits``), they must not all be the same.
+    """
     y = raw.label[rows].astype(np.float64)
     found = task.find_invalid(y)
-    if found is None and len(np.unique(y)) == 1:
+    if fits and found is None and len(np.unique(y)) == 1:
         found = 0, "is that of every sample, so there is nothing to learn"
     if found is not None:
         row = int(rows[found[0]])

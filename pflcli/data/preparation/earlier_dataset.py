@@ -105,7 +105,8 @@ def read_earlier(path: Path | str) -> Earlier:
             "--like takes an imported dataset, its partition, or a federation",
         )
     if artifact.kind == "federation":
-        return Earlier(str(path), book, artifact.manifest.request["import"], is_federation=True)
+        request, labels = artifact.manifest.request["import"], read_labels(artifact.manifest, 0)
+        return Earlier(str(path), book, request, is_federation=True, labels=labels)
     try:
         dataset = ancestor(artifact, "dataset")
     except GoneError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +15,9 @@ from pflcli.core import rng, splits
 from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import InputError
 from pflcli.core.reporter import Reporter
-from pflcli.data.formats import Like, RawSamples, labels
+from pflcli.core.tasks import Labels
+from pflcli.data.formats import Like, RawSamples
+from pflcli.data.formats import labels as formats
 from pflcli.data.formats.given_splits import parse_splits
 from pflcli.data.preparation import cleaning
 from pflcli.data.preparation.preprocessing import Preprocessing, Scale, find_numeric_features, flatten_rows
@@ -32,7 +33,7 @@ class NewClientSamples:
     """
 
     x: NDArray[Any]
-    y: NDArray[np.int64]
+    y: NDArray[Any]
     rows: NDArray[np.int64]
     offsets: NDArray[np.int64]
     scale: ClientScale | None
@@ -43,6 +44,7 @@ def read(
     source: UserData,
     preprocessing: Preprocessing,
     book: Codebook,
+    labels: Labels,
     client: str,
     number: int,
     fractions: tuple[float, float, float],
@@ -51,11 +53,11 @@ def read(
 ) -> NewClientSamples:
     """Read the samples of the client with this ``number``; split them by ``fractions`` unless the file has splits.
 
-    Raises InputError for an unknown or missing class, and for samples that the model does not take.
+    Raises InputError for an unknown or missing class, for a label that ``labels`` are not, and for samples that the
+    model does not take.
     """
     raw = source.read(reporter)
-    classes = book.class_names(preprocessing.form.classes)
-    x, y = preprocessing.fill_gaps(raw), _read_labels(raw, classes, preprocessing.name)
+    x, y = preprocessing.fill_gaps(raw), _read_labels(raw, labels, book, preprocessing.name)
     rows = np.arange(len(y))
     if "split" in raw.metadata:
         split = parse_splits(raw, rows, source.path.name)
@@ -79,12 +81,15 @@ def read(
     )
 
 
-def _read_labels(raw: RawSamples, classes: Sequence[str], name: str) -> NDArray[np.int64]:
-    """Return the classes (n,) of samples, from their names; raises InputError for one that is missing or unknown."""
-    like = Like(name, tuple(classes), ())
-    raw = labels.read_labels(raw, like)
+def _read_labels(raw: RawSamples, labels: Labels, book: Codebook, name: str) -> NDArray[Any]:
+    """Return the classes (n,) of samples, from their names, or numbers; InputError for a missing or unknown one."""
+    like, task = Like(name, tuple(book.class_names(labels.outputs)), ()), labels.fields and labels.task()
+    raw = formats.read_numbers(raw, task) if task else formats.read_labels(raw, like)
     missing = raw.label == ""
     if missing.any():
         row = int(np.argmax(missing))
-        raise InputError(f"{raw.place(row, 'label', ())}: no value", "each sample needs a class")
-    return labels.number_classes(raw, np.arange(len(raw.label)), like)[0]
+        raise InputError(
+            f"{raw.place(row, 'label', ())}: no value", f"each sample needs a {'number' if task else 'class'}"
+        )
+    rows = np.arange(len(raw.label))
+    return formats.parse_numbers(raw, rows, task, fits=False) if task else formats.number_classes(raw, rows, like)[0]

@@ -209,6 +209,47 @@ def draw_holdings(
     return _join_panels([([across], above), ([down], below)], title, "vconcat", 8)
 
 
+def draw_labels(
+    labels: Sequence[NDArray[np.float64]],
+    heading: str,
+    title: str,
+    new: NDArray[np.bool_] | None = None,
+    names: Sequence[str] = (),
+) -> Spec:
+    """Return each client's number of samples, above the range, quartiles and median of its numbers ``labels``.
+
+    Clients keep their order. Those that are ``new`` (m,) have another colour. ``heading`` is the title of the labels.
+    """
+    clients = len(labels)
+    across, x = place_axis("clients", Order.group_clients(clients, None, names).ticks("client"), clients)
+    late = np.zeros(clients, np.bool_) if new is None else new
+    plain = {**x, "title": None, "axis": {**x["axis"], "labels": False}}
+    size, rows = {"width": int(np.clip(110 + 8 * clients, 380, 1000))}, list_quartiles(labels)
+    bars = {**size, "height": 90, **_size_bars(np.asarray([len(each) for each in labels]), late, plain)}
+    at = {"x": {"field": "place", **x}}
+    scale = {"zero": False, "nice": True}
+    below = {
+        **vega.data(rows),
+        **size,
+        "height": 260,
+        "layer": [
+            vega.layer({"type": "rule"}, **at, y=channel("least", title=heading, scale=scale), y2={"field": "most"}),
+            vega.layer({"type": "bar", "size": 7, "color": LIGHT[0]}, **at, y=channel("low"), y2={"field": "high"}),
+            vega.layer(
+                {"type": "tick", "orient": "horizontal", "color": "black", "size": 11}, **at, y=channel("median")
+            ),
+        ],
+    }
+    return _join_panels([([across], bars), ([], below)], title, "vconcat", 8)
+
+
+def list_quartiles(labels: Sequence[NDArray[np.float64]]) -> list[Row]:
+    """Return the place of each client that has numbers, and their least, quartiles, and greatest."""
+    keys = ("least", "low", "median", "high", "most")
+    quartiles = [(at, np.quantile(each, np.linspace(0, 1, 5))) for at, each in enumerate(labels) if len(each)]
+    return [{"place": at, **dict(zip(keys, map(float, row), strict=True))} for at, row in quartiles]
+
+
 def _order_clients(counts: NDArray[np.int64], cluster: NDArray[np.int64] | None, *, by_class: bool) -> NDArray[np.intp]:
     """Return the ids of clients (m,) from left to right."""
     keys = [np.arange(len(counts))]

@@ -25,13 +25,21 @@ def training_counts(run: Run, clients: NDArray[np.int64]) -> NDArray[np.int64]:
 def shrunk_prior(
     run: Run, clients: NDArray[np.int64], prior: Tensor, kappa: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return what ``shrink_counts`` returns for the classes of the clients' training samples."""
+    return shrink_counts(training_counts(run, clients), prior, kappa)
+
+
+def shrink_counts(
+    samples: NDArray[np.int64], prior: Tensor, kappa: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the class frequencies of all clients (C,), which are ``prior`` without zeros, and of each client (m, C).
 
-    The latter are shrunk towards those of all clients, which count for ``kappa`` samples.
+    The latter are those of their ``samples`` (m, C), shrunk towards those of all clients, which count for ``kappa``
+    samples.
     """
     common = np.maximum(prior.cpu().double().numpy(), _MIN_FREQUENCY)
     common /= common.sum()
-    counts = training_counts(run, clients).astype(np.float64)
+    counts = samples.astype(np.float64)
     # A client without samples, or kappa of zero, leaves nothing to divide by.
     shrunk = (counts + kappa * common) / np.maximum(counts.sum(axis=1, keepdims=True) + kappa, _MIN_FREQUENCY)
     own = np.where(counts.sum(axis=1, keepdims=True) + kappa > 0, np.maximum(shrunk, _MIN_FREQUENCY), common)

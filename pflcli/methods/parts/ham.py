@@ -252,13 +252,11 @@ class CountSketch:
 
     def __call__(self, stacked: Stacked) -> Tensor:
         """Return the sketches (m, width) of a stack of models, float64, on the CPU, where sums have a fixed order."""
-        count = len(next(iter(stacked.values())))
-        out = torch.zeros((count, self._width), dtype=torch.float64)
-        for name, (bucket, sign) in self._maps.items():
-            values = stacked[name].detach().reshape(count, len(bucket)).cpu()
-            for row, value in zip(out, values, strict=True):
-                row.index_add_(0, bucket, value.double() * sign)
-        return out
+        buckets, signs = (torch.cat(values).numpy() for values in zip(*self._maps.values(), strict=True))
+        values = [stacked[name].detach().flatten(1).cpu().numpy() for name in self._maps]
+        # NumPy adds in the order of the numbers, in half the time of ``index_add_``.
+        sums = [np.bincount(buckets, np.concatenate(own) * signs, self._width) for own in zip(*values, strict=True)]
+        return torch.from_numpy(np.stack(sums))
 
 
 def sketch_model(params: Params, constants: Params, width: int) -> Tensor:

@@ -4,22 +4,29 @@ p(c | x) is proportional to the product over learners m of p_m(c | x)^b_m (logar
 1986, https://doi.org/10.1214/ss/1177013825), where b minimizes the log-loss on held-out samples (stacking: Wolpert
 1992, https://doi.org/10.1016/S0893-6080(05)80023-1). With a single learner this is temperature scaling, b = 1 / T.
 
+Numbers are pooled alike: a quantity as the mean of a normal distribution, whose pool has the mean sum_m b_m p_m
+(Breiman, 1996, https://doi.org/10.1007/BF00117832), in standard deviations from the mean of labels; a count as that of
+Poisson's, whose logarithm is sum_m b_m log p_m. The loss is the deviance divided by twice the mean deviance of the even
+mix, which is the log-loss up to a constant if this is the variance of the noise.
+
 Shapes: n samples, M learners, C classes, m clients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from pflcli.method import rng
 from pflcli.methods.parts.folds import Folds
 
 Floats = NDArray[np.float64]
+Logs = NDArray[np.floating[Any]]
 
 STACK = "stack"
 """Method name in the request of a stack."""
@@ -41,10 +48,101 @@ POOL = -1
 """What a client keeps that keeps no single learner."""
 _SMOOTHING = 0.01
 """Weight of the uniform distribution in every prediction: neighbours and local models predict 0, whose log is -inf."""
+_LEAST_UNIT = 1e-12
+"""The loss of predictions that are exact."""
 _DIGITS = 6
 """Decimal places of exponents; rounding removes differences from the order of summation."""
 _CHUNK_NUMBERS = 2**22
 """Numbers per chunk of samples."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How probabilities are pooled: ``x`` (n, M, C) are the inputs of a pool, logarithms of smoothed probabilities."""
+
+    unit: float = 1.0
+    """by which losses are divided"""
+
+    def fitted(self, x: Logs, y: NDArray[Any]) -> Rule:
+        """Return the rule for the samples that exponents are fitted on."""
+        return self
+
+    def read(self, predictions: Sequence[NDArray[np.floating[Any]]]) -> Logs:
+        """Return the inputs (n, M, C) from the predictions (n, C) of M learners."""
+        return log_probabilities(predictions)
+
+    def answer(self, x: Logs) -> Floats:
+        """Return the predictions (n, C) of one learner, from its inputs (n, C)."""
+        return np.asarray(np.exp(x))
+
+    def predict(self, x: Logs, exponents: Floats) -> Floats:
+        """Return the predictions (n, C) of the pool with exponents (M,), or (n, M) per sample."""
+        return predict(x, exponents)
+
+    def losses(self, p: Floats, y: NDArray[Any]) -> Floats:
+        """Return the losses (n,) of predictions (n, C), divided by ``unit``."""
+        return _loss(p, y)
+
+    def penalized_loss(
+        self, x: Logs, y: NDArray[Any], b: Floats, centre: Floats, ridge: float
+    ) -> tuple[float, Floats, Floats]:
+        """Return the sum of losses + ridge / 2 |b - centre|^2, its gradient (M,) and its Hessian (M, M)."""
+        return penalized_loss(x, y, b, centre, ridge)
+
+
+PROBABILITIES = Rule()
+
+
+@dataclass(frozen=True)
+class Numbers(Rule):
+    """How predictions of a ``task`` are pooled; inputs are the outputs (n, M, 1) of models that predict them."""
+
+    task: Any = None
+    """an object of ``Task``"""
+
+    def fitted(self, x: Logs, y: NDArray[Any]) -> Rule:
+        """Return the rule with twice the mean loss of the even mix as ``unit``."""
+        if not len(y):
+            return self
+        even = np.full(x.shape[1], 1 / x.shape[1])
+        return replace(self, unit=max(2 * float(self.task.curve(_mix(x, even), y)[0].mean()), _LEAST_UNIT))
+
+    def read(self, predictions: Sequence[NDArray[np.floating[Any]]]) -> Logs:
+        """Return the outputs (n, M, 1) that predict the same."""
+        return np.stack([self.task.link(p) for p in predictions], axis=1)[:, :, None]
+
+    def answer(self, x: Logs) -> Floats:
+        """Return the predictions by outputs (n, 1)."""
+        p: Floats = self.task.predict(torch.from_numpy(np.asarray(x, np.float64))).astype(np.float64)
+        return p
+
+    def predict(self, x: Logs, exponents: Floats) -> Floats:
+        """Return the predictions by the weighted sum of outputs."""
+        return self.answer(_mix(x, exponents)[:, None])
+
+    def losses(self, p: Floats, y: NDArray[Any]) -> Floats:
+        """Return 1 minus the scores (n,), divided by ``unit``."""
+        return np.asarray((1 - self.task.scores(p.astype(np.float32), y)) / self.unit)
+
+    def penalized_loss(
+        self, x: Logs, y: NDArray[Any], b: Floats, centre: Floats, ridge: float
+    ) -> tuple[float, Floats, Floats]:
+        """Return the sum of the task's ``curve`` with the penalty, and its derivatives by the exponents."""
+        known = x[:, :, 0].astype(np.float64)
+        losses, slope, curvature = (values / self.unit for values in self.task.curve(known @ b, y))
+        value = ridge / 2 * float(((b - centre) ** 2).sum()) + float(losses.sum())
+        hessian = ridge * np.eye(len(b)) + (known * curvature[:, None]).T @ known
+        return value, ridge * (b - centre) + slope @ known, hessian
+
+
+def _mix(x: Logs, exponents: Floats) -> Floats:
+    """Return the weighted sums (n,) of inputs (n, M, 1), with exponents (M,), or (n, M) per sample."""
+    return np.asarray((x[:, :, 0] * exponents).sum(axis=1), np.float64)
+
+
+def choose_rule(task: Any) -> Rule:
+    """Return the rule that pools predictions of a ``Task``."""
+    return PROBABILITIES if task.kind == "classes" else Numbers(task=task)
 
 
 @dataclass(frozen=True)
@@ -53,8 +151,8 @@ class Pool:
 
     ``kept`` (m,) is the learner that a client keeps, or ``POOL``. ``held_out`` (n, C) are the cross-validated
     predictions: each sample is predicted with exponents fitted without its fold, and ``kept_held_out`` (n,) is what its
-    client keeps by its other folds. ``loss`` and ``base_losses`` are the mean log-loss of the held-out predictions and
-    of each learner that a client may keep.
+    client keeps by its other folds. ``loss`` and ``base_losses`` are the mean log-loss, or 1 minus the mean score of
+    numbers, of the held-out predictions and of each learner that a client may keep.
     """
 
     exponents: Floats
@@ -86,7 +184,7 @@ def log_probabilities(predictions: Sequence[NDArray[np.floating[Any]]]) -> NDArr
     return logs
 
 
-def predict(logs: NDArray[np.float32], exponents: Floats) -> Floats:
+def predict(logs: Logs, exponents: Floats) -> Floats:
     """Return the pool's probabilities (n, C) for ``logs`` (n, M, C) and exponents (M,), or (n, M) per sample."""
     scores = np.einsum("nmc,nm->nc", logs, np.broadcast_to(exponents, logs.shape[:2]), dtype=np.float64)
     shares = np.exp(scores - scores.max(axis=1, keepdims=True, initial=-np.inf))
@@ -94,20 +192,20 @@ def predict(logs: NDArray[np.float32], exponents: Floats) -> Floats:
     return total
 
 
-def fit_exponents(logs: NDArray[np.float32], y: NDArray[np.int64], centre: Floats, ridge: float) -> Floats:
-    """Return the exponents b (M,) that minimize the sum of log-losses + ridge / 2 |b - centre|^2.
+def fit_exponents(logs: Logs, y: NDArray[Any], centre: Floats, ridge: float, rule: Rule = PROBABILITIES) -> Floats:
+    """Return the exponents b (M,) that minimize the sum of losses + ridge / 2 |b - centre|^2.
 
     The problem is strictly convex; it is solved by Newton's method with backtracking.
     """
     b = centre.astype(np.float64).copy()
-    value, gradient, hessian = penalized_loss(logs, y, b, centre, ridge)
+    value, gradient, hessian = rule.penalized_loss(logs, y, b, centre, ridge)
     for _ in range(100):
         step = np.linalg.solve(hessian, -gradient)
         if np.abs(step).max() < 1e-9:
             break
         share, least = 1.0, 1e-9
         while share > least:
-            ahead = penalized_loss(logs, y, b + share * step, centre, ridge)
+            ahead = rule.penalized_loss(logs, y, b + share * step, centre, ridge)
             if ahead[0] <= value + 1e-4 * share * float(gradient @ step) + 1e-12 * abs(value):
                 break
             share /= 2
@@ -118,7 +216,7 @@ def fit_exponents(logs: NDArray[np.float32], y: NDArray[np.int64], centre: Float
 
 
 def penalized_loss(
-    logs: NDArray[np.float32], y: NDArray[np.int64], b: Floats, centre: Floats, ridge: float
+    logs: Logs, y: NDArray[np.int64], b: Floats, centre: Floats, ridge: float
 ) -> tuple[float, Floats, Floats]:
     """Return the penalized log-loss at exponents ``b``, its gradient (M,) and its Hessian (M, M)."""
     value = ridge / 2 * float(((b - centre) ** 2).sum())
@@ -134,8 +232,8 @@ def penalized_loss(
 
 
 def fit_pool(
-    logs: NDArray[np.float32],
-    y: NDArray[np.int64],
+    logs: Logs,
+    y: NDArray[Any],
     offsets: NDArray[np.int64],
     *,
     base: int | None,
@@ -143,6 +241,7 @@ def fit_pool(
     own: bool = False,
     unseen: NDArray[np.bool_] | None = None,
     seed: int = 0,
+    rule: Rule = PROBABILITIES,
 ) -> Pool:
     """Fit a pool on the samples ``logs`` (n, M, C), ``y`` (n,) of m clients, grouped by client at ``offsets`` (m + 1,).
 
@@ -151,41 +250,43 @@ def fit_pool(
     whose held-out log-loss is not lower than that of the learner ``base`` keeps this learner; without ``base`` all
     clients are pooled. Those keep the learner ``alone`` instead for which it is better by a margin, which is chosen as
     the ridges are, by all clients together. ``unseen`` (m,) clients do not contribute to the common exponents. A client
-    without samples is pooled with the common exponents.
+    without samples is pooled with the common exponents. ``rule`` says what is pooled, by default probabilities.
     """
     client = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     fold = _draw_folds(offsets, seed)
     teaches = np.ones(len(y), np.bool_) if unseen is None else ~unseen[client]
-    even = np.full(logs.shape[1], 1 / logs.shape[1])
+    even, rule = np.full(logs.shape[1], 1 / logs.shape[1]), rule.fitted(logs[teaches], y[teaches])
     least = np.inf
     ridge, apart = RIDGES[0], [even] * FOLDS
     for tried in RIDGES:
         parts = [
-            fit_exponents(logs[rest], y[rest], even, tried) for j in range(FOLDS) for rest in [(fold != j) & teaches]
+            fit_exponents(logs[rest], y[rest], even, tried, rule)
+            for j in range(FOLDS)
+            for rest in [(fold != j) & teaches]
         ]
-        loss = _loss(predict(logs, np.stack(parts)[fold]), y)[teaches].sum() if len(y) else 0.0
+        loss = rule.losses(rule.predict(logs, np.stack(parts)[fold]), y)[teaches].sum() if len(y) else 0.0
         if loss < least - 1e-9:
             least, ridge, apart = loss, tried, parts
-    common = np.round(fit_exponents(logs[teaches], y[teaches], even, ridge), _DIGITS)
+    common = np.round(fit_exponents(logs[teaches], y[teaches], even, ridge, rule), _DIGITS)
     by_sample = np.stack(apart)[fold]
     pull, each = np.inf, np.tile(common, (len(offsets) - 1, 1))
     if own:
         least = np.inf
         for tried in sorted(PULLS, reverse=True):
             per_client = np.stack(
-                [_fit_clients(logs, y, client, fold != j, apart[j], tried, len(each)) for j in range(FOLDS)]
+                [_fit_clients(logs, y, client, fold != j, apart[j], tried, len(each), rule) for j in range(FOLDS)]
             )
-            loss = _loss(predict(logs, per_client[fold, client]), y).sum()
+            loss = rule.losses(rule.predict(logs, per_client[fold, client]), y).sum()
             if loss < least - 1e-9:
                 least, pull, by_sample = loss, tried, per_client[fold, client]
         all_samples = np.ones(len(y), np.bool_)
-        each = np.round(_fit_clients(logs, y, client, all_samples, common, pull, len(each)), _DIGITS)
-    held_out = predict(logs, by_sample)
-    loss_of_pool = _loss(held_out, y)
+        each = np.round(_fit_clients(logs, y, client, all_samples, common, pull, len(each), rule), _DIGITS)
+    held_out = rule.predict(logs, by_sample)
+    loss_of_pool = rule.losses(held_out, y)
     learners = [at for at in (base, alone) if at is not None]
-    losses = {POOL: loss_of_pool} | {at: _loss(np.exp(logs[:, at].astype(np.float64)), y) for at in learners}
+    losses = {POOL: loss_of_pool} | {at: rule.losses(rule.answer(logs[:, at].astype(np.float64)), y) for at in learners}
     kept, kept_held_out = _choose_kept(losses, Folds(client, fold, len(each)), base, alone)
-    of_pool, *of_learners = (float(values.mean()) if len(y) else np.nan for values in losses.values())
+    of_pool, *of_learners = (rule.unit * float(values.mean()) if len(y) else np.nan for values in losses.values())
     return Pool(common, each, ridge, pull, kept, held_out, kept_held_out, of_pool, tuple(of_learners))
 
 
@@ -219,20 +320,21 @@ def _keep(losses: Mapping[int, Floats], base: int | None, alone: int | None, mar
 
 
 def _fit_clients(
-    logs: NDArray[np.float32],
-    y: NDArray[np.int64],
+    logs: Logs,
+    y: NDArray[Any],
     client: NDArray[np.int64],
     chosen: NDArray[np.bool_],
     common: Floats,
     pull: float,
     count: int,
+    rule: Rule,
 ) -> Floats:
     """Return the exponents (m, M) of each client, fitted on its ``chosen`` (n,) samples."""
     per_client = np.tile(common, (count, 1))
     if np.isfinite(pull):
         for number in np.unique(client[chosen]):
             rows = chosen & (client == number)
-            per_client[number] = fit_exponents(logs[rows], y[rows], common, pull)
+            per_client[number] = fit_exponents(logs[rows], y[rows], common, pull, rule)
     return per_client
 
 
@@ -251,7 +353,7 @@ def _loss(p: Floats, y: NDArray[np.int64]) -> Floats:
     return loss
 
 
-def _chunks(logs: NDArray[np.float32]) -> list[slice]:
+def _chunks(logs: Logs) -> list[slice]:
     """Return slices of samples that bound the memory of intermediate results."""
     size = max(1, _CHUNK_NUMBERS // (logs.shape[1] * logs.shape[2]))
     return [slice(first, first + size) for first in range(0, len(logs), size)]

@@ -18,6 +18,7 @@ from pflcli.artifacts.reader import Artifact, follow
 from pflcli.core import scores
 from pflcli.core.errors import InputError, UsageError
 from pflcli.core.execution import Execution
+from pflcli.core.tasks import Labels
 from pflcli.methods.parts.logarithmic_pool import GLOBAL
 from pflcli.plugins.audits import membership, queries
 from pflcli.plugins.audits.membership import Area, Mask, Rate, Scores
@@ -34,8 +35,9 @@ SEES = {
     "neighbours": "the votes of the client's store alone",
     "distance": "the distance to the nearest stored sample",
 }
-"""What the attacker observes for a sample of known class, by attack; stored in ``audit.json``."""
+"""What the attacker observes for a sample of known label, by attack; stored in ``audit.json``."""
 
+_CLASSES = Labels(0)
 MIN_REFERENCES = 2
 """Minimum number of reference models of the likelihood-ratio attack, which estimates a variance from them."""
 
@@ -75,32 +77,48 @@ class Exposure:
 
 
 def score_samples(
-    parts: Mapping[str, NDArray[Any]], y: NDArray[np.int64], disclosed: Disclosure | None = None
+    parts: Mapping[str, NDArray[Any]], y: NDArray[Any], disclosed: Disclosure | None = None, labels: Labels = _CLASSES
 ) -> dict[str, Scores]:
     """Return the scores (n,) of each attack that needs no reference model.
 
     ``parts`` are the parts of the predictions, (n, C) each, and ``y`` (n,) the labels. An attack is left out if its
     part is missing, or if the global model itself is what the client predicts with (``calibrated``). With ``disclosed``
-    the attacker sees only what that discloses, and no store; the global model is public.
+    the attacker sees only what that discloses, and no store; the global model is public. If ``labels`` are numbers,
+    there is no attack ``label``, and the others go by the loss.
     """
-    p, logits = parts["p"], confidence_scores(parts, y, disclosed)
+    p, logits = parts["p"], confidence_scores(parts, y, disclosed, labels)
     if disclosed is not None:
         parts = {name: values for name, values in parts.items() if name == GLOBAL}
-    by_attack = {"label": scores.correct(p, y).astype(np.float64), "confidence": logits}
+    by_attack = {"label": scores.correct(p, y).astype(np.float64)} if labels.fields is None else {}
+    by_attack["confidence"] = logits
     if GLOBAL in parts and not np.allclose(parts[GLOBAL], p, rtol=0, atol=1e-6):
-        by_attack["calibrated"] = logits - membership.scaled_logits(parts[GLOBAL], y)
+        by_attack["calibrated"] = logits - _score(parts[GLOBAL], y, labels)
     if "knn" in parts:
-        by_attack["neighbours"] = membership.scaled_logits(parts["knn"], y)
+        by_attack["neighbours"] = _score(parts["knn"], y, labels)
     if DISTANCE in parts:
         by_attack["distance"] = -np.asarray(parts[DISTANCE][:, 0], np.float64)
     return by_attack
 
 
-def confidence_scores(parts: Mapping[str, NDArray[Any]], y: NDArray[np.int64], disclosed: Disclosure | None) -> Scores:
-    """Return log(p / (1 - p)) (n,) for the disclosed probability p of the true class."""
+def confidence_scores(
+    parts: Mapping[str, NDArray[Any]], y: NDArray[Any], disclosed: Disclosure | None, labels: Labels = _CLASSES
+) -> Scores:
+    """Return log(p / (1 - p)) (n,) for the disclosed probability p of the true class, or the score of a number."""
     if disclosed is None:
-        return membership.scaled_logits(parts["p"], y)
-    return membership.scaled_logits(disclosed.apply(parts["p"]), y, disclosed.least_probability)
+        return _score(parts["p"], y, labels)
+    return _score(disclosed.apply(parts["p"]), y, labels, disclosed.least_probability)
+
+
+def _score(p: NDArray[Any], y: NDArray[Any], labels: Labels, floor: float = membership.FLOOR) -> Scores:
+    """Return scores (n,) that are higher the better predictions (n, C) fit labels (n,)."""
+    if labels.fields is None:
+        return membership.scaled_logits(p, y, floor)
+    return membership.score_numbers(labels.task(), p, y)
+
+
+def describe_sight(attack: str, labels: Labels) -> str:
+    """Return what the attacker observes."""
+    return SEES[attack] if labels.fields is None else SEES[attack].replace("probabilities", "numbers")
 
 
 def measure_exposure(attack: str, values: Scores, member: Mask, client: NDArray[np.int64], clients: int) -> Exposure:
@@ -192,6 +210,6 @@ def score_with_references(
                 "pfl partition DATASET -o DIR, as before but with another --split-seed",
             )
         parts, _ = queries.predict_queries(reference, sent_queries, execution)
-        logits.append(confidence_scores(parts, sent_queries.y, disclosed))
+        logits.append(confidence_scores(parts, sent_queries.y, disclosed, target.data.labels))
         learned.append(own)
     return np.stack(logits), np.stack(learned)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 
 from pflcli.artifacts import csv_file
 from pflcli.artifacts.kinds import partition as partitions
+from pflcli.artifacts.kinds import read_labels
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_one
@@ -62,8 +63,9 @@ def audit(asked: Audit) -> Outcome:
     """
     execution = asked.execution.reading(asked.weights)
     canary_training.require_count(asked.canaries)
-    disclosed = disclosure.parse(asked.answers)
+    disclosure.parse(asked.answers)
     artifact = open_one(asked.source, "predictions", chosen=Chosen(asked.method, asked.seed, draws=True))
+    disclosed = disclosure.parse(asked.answers, read_labels(artifact.manifest, 0).kind)
     predictor = stored_predictor.open_predictor(artifact, asked.weights)
     compared = [open_one(path, "predictions") for path in asked.references]
     reference_predictors = attacks.open_references(predictor, compared, asked.weights) if compared else []
@@ -135,6 +137,8 @@ class _Result:
     clients: int
     left_out: int
     warnings: list[str]
+    sees: Mapping[str, str]
+    """what the attacker observes, by attack"""
 
 
 def _attack(
@@ -150,7 +154,7 @@ def _attack(
     sent_queries = queries.draw_queries(predictor, data, is_unseen, seed)
     member = queries.find_members(predictor.artifact, data)[sent_queries.rows]
     parts, remarks = queries.predict_queries(predictor, sent_queries, execution)
-    by_attack = attacks.score_samples(parts, sent_queries.y, disclosed)
+    by_attack = attacks.score_samples(parts, sent_queries.y, disclosed, data.labels)
     if compared:
         logits, learned = attacks.score_with_references(sent_queries, member, compared, disclosed, execution)
         by_attack["likelihood-ratio"] = membership.likelihood_ratios(by_attack["confidence"], logits, learned)
@@ -164,7 +168,8 @@ def _attack(
     audited = int((np.diff(sent_queries.offsets) > 0).sum())
     few = sum(item.area is None for item in exposures[0].clients) - int(is_unseen.sum())
     warnings = [*remarks, *_warnings(predictor, few, int(is_unseen.sum()))]
-    return _Result(predictor.method, exposures, member, audited, int(is_unseen.sum()), warnings)
+    sees = {item.attack: attacks.describe_sight(item.attack, data.labels) for item in exposures}
+    return _Result(predictor.method, exposures, member, audited, int(is_unseen.sum()), warnings, sees)
 
 
 def _warnings(predictor: StoredPredictor, few: int, unseen: int) -> list[str]:
@@ -187,7 +192,7 @@ def _warnings(predictor: StoredPredictor, few: int, unseen: int) -> list[str]:
 
 
 def _write(work: ArtifactWriter, result: _Result, names: Sequence[str], more: dict[str, Any]) -> None:
-    rows = [_row(item, result.member) for item in result.exposures]
+    rows = [_row(item, result.member, result.sees[item.attack]) for item in result.exposures]
     content = {
         "method": result.method,
         "audited_clients": result.clients,
@@ -219,12 +224,12 @@ def _rates(rates: Sequence[Rate | None]) -> dict[str, float | None]:
     return columns
 
 
-def _row(item: Exposure, member: Mask) -> dict[str, Any]:
+def _row(item: Exposure, member: Mask, sees: str) -> dict[str, Any]:
     """Return the row of one attack, over all clients together."""
     defined = [area for _, area in item.ranked_clients]
     return {
         "attack": item.attack,
-        "sees": attacks.SEES[item.attack],
+        "sees": sees,
         "auc": item.area.value,
         "auc_low": item.area.low,
         "auc_high": item.area.high,

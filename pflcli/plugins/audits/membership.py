@@ -11,12 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 FLOOR = 1e-30
 """Smallest probability, so that its logarithm is finite."""
+
+LEAST_LOSS = 1e-8
+"""Smallest loss of a number, such as the square of an error of a ten-thousandth of a deviation."""
 
 Z = 1.959963984540054
 """The normal quantile of two-sided 95 % intervals."""
@@ -39,6 +43,16 @@ def scaled_logits(p: NDArray[np.floating], y: NDArray[np.int64], floor: float = 
     others = wide.copy()
     others[rows, y] = 0.0
     return np.asarray(np.log(np.maximum(own, floor)) - np.log(np.maximum(others.sum(axis=1), floor)))
+
+
+def score_numbers(task: Any, p: NDArray[np.floating], y: NDArray[Any]) -> Scores:
+    """Return minus the logarithm of the loss (n,), 1 minus the score, of predictions (n, C) that are no probabilities.
+
+    A model often predicts numbers that it was trained on with a lower loss (Yeom et al. 2018, section 3). Losses below
+    ``LEAST_LOSS`` are raised to it.
+    """
+    loss = 1 - np.asarray(task.scores(np.asarray(p, np.float32), y), np.float64)
+    return np.asarray(-np.log(np.maximum(loss, LEAST_LOSS)))
 
 
 def likelihood_ratios(scores: Scores, references: Scores, learned: Mask) -> Scores:

@@ -23,9 +23,10 @@ IMAGES, ENCODER = "images.onnx", "encoder.onnx"
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far probabilities of the folder and of pfl differ; for ``beyond`` of the ``samples`` by more than 1e-5.
+    """How far predictions of the folder and of pfl differ; for ``beyond`` of the ``samples`` by more than 1e-5.
 
-    They are the client's test samples and, if the folder has an encoder, drawn images.
+    Those of numbers are divided by the task's ``size``. The samples are the client's test samples and, if the folder
+    has an encoder, drawn images.
     """
 
     samples: int
@@ -44,6 +45,7 @@ def describe(model: StandaloneModel, version: str, agreement: Agreement | None =
         "method": model.method,
         "client": model.client,
         "classes": list(model.classes),
+        **({} if model.classes else describe_numbers(model)),
         "contains_client_data": nearby is not None,
         "privacy": describe_privacy(model),
         "input": {
@@ -77,6 +79,11 @@ def describe(model: StandaloneModel, version: str, agreement: Agreement | None =
     }
 
 
+def describe_numbers(model: StandaloneModel) -> dict[str, Any]:
+    """Return the fields of ``model.json`` on predictions that are no probabilities of classes."""
+    return {"task": model.task.kind, "predictions": list(model.task.tabulate(model.p)), "unit": model.task.unit}
+
+
 def describe_table(dialect: Dialect) -> dict[str, Any]:
     """Return the fields of ``model.json`` on how tables are written."""
     return {
@@ -105,22 +112,28 @@ def describe_privacy(model: StandaloneModel) -> str:
     contain = f"{STORE} contains" if store.index is None else f"{STORE} and {INDEX} contain"
     samples = counted(len(store.y), "training sample")
     return (
-        f"{contain} the client's data: class and representation of {samples}, from which the samples may be "
+        f"{contain} the client's data: label and representation of {samples}, from which the samples may be "
         "reconstructed. Keep the folder where the client's data may be."
     )
 
 
 def describe_rule(model: StandaloneModel) -> str:
-    """Return the formulas by which probabilities are computed."""
-    p = "softmax of the logits" if len(model.shares) == 1 else "sum of networks[m] * softmax of the logits of network m"
+    """Return the formulas by which predictions are computed."""
+    formula = model.task.formula
+    p = formula if len(model.shares) == 1 else f"sum of networks[m] * {formula} of network m"
     lines = f"network.onnx: {', then '.join([*_steps(model), f'p = {p}'])}."
     if model.neighbours is None:
         return lines
     distance = "|z - z_i|" if model.neighbours.kernel == "euclidean" else "|z - z_i|^2 / dimension of z"
+    knn = (
+        "knn, for each class: the sum of exp(-d_i / sigma) over those of the k nearest stored samples i that have this "
+        "class, divided by the sum over all k"
+    )
+    if not model.classes:
+        knn = "knn: the mean label of the k nearest stored samples i, weighted by exp(-d_i / sigma)"
     return (
-        f"{lines} Its second output is the representation z. The answer is w * knn + (1 - w) * p. knn, for each class: "
-        f"the sum of exp(-d_i / sigma) over those of the k nearest stored samples i that have this class, divided by "
-        f"the sum over all k; d_i = {distance}; w = lambda * max(0, 1 - decay * d of the nearest)."
+        f"{lines} Its second output is the representation z. The answer is w * knn + (1 - w) * p. {knn}; "
+        f"d_i = {distance}; w = lambda * max(0, 1 - decay * d of the nearest)."
     )
 
 

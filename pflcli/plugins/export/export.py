@@ -34,11 +34,11 @@ from pflcli.workflow.prediction.standalone_model import StandaloneModel, build_s
 
 FILES = {NAME, NETWORK, STORE, INDEX, READER, IMAGES, ENCODER}
 ROUNDING_ERROR = 1e-5
-"""Largest difference of probabilities that is not reported: rounding in float32 rarely causes more."""
+"""Largest difference of predictions, divided by their size, that is not reported: rounding rarely causes more."""
 DRAWN_IMAGES = 8
 """Images on which the exported encoder is compared."""
 MAX_DIFFERENCE = 1e-3
-"""Difference of probabilities above which the exported network is wrong."""
+"""Difference of predictions, divided by their size, above which the exported network is wrong."""
 
 
 @dataclass(frozen=True)
@@ -156,18 +156,22 @@ def _agreement(parts: StandaloneModel, folder: Path) -> Agreement:
 
     of_features = description.describe(replace(parts, encoder=None), __version__)
     p = reader.predict(folder, of_features, undo_preprocessing(parts.x, parts.preprocessing))
-    difference = np.abs(p - parts.p).max(axis=1)
+    difference = np.abs(p - parts.p).max(axis=1) / parts.task.size
     if parts.encoder is not None:  # the client's images are not stored, so drawn ones take their place
         x = np.random.default_rng(0).integers(0, 256, (DRAWN_IMAGES, *parts.encoder.facts.shape), np.uint8)
         p = reader.predict(folder, description.describe(parts, __version__), x)
         expected = reader.predict(folder, of_features, parts.encoder.embed(x).astype(np.float64))
-        difference = np.append(difference, np.abs(p - expected).max(axis=1))
+        difference = np.append(difference, np.abs(p - expected).max(axis=1) / parts.task.size)
     if difference.max() > MAX_DIFFERENCE and parts.neighbours is None:
         raise ComputationError(
-            f"the probabilities of the exported network differ from those of pfl by {difference.max():.1g}: "
-            "this is a bug in pfl"
+            f"the {_name_predictions(parts)} of the exported network differ from those of pfl by "
+            f"{difference.max():.1g}: this is a bug in pfl"
         )
     return Agreement(len(difference), int((difference > ROUNDING_ERROR).sum()), float(difference.max()))
+
+
+def _name_predictions(parts: StandaloneModel) -> str:
+    return "probabilities" if parts.classes else f"predictions, divided by {parts.task.size:.4g},"
 
 
 def undo_preprocessing(x: NDArray[Any], preprocessing: Preprocessing) -> NDArray[Any]:
@@ -213,7 +217,7 @@ def _report(
     drawn = "" if parts.encoder is None else f" and {DRAWN_IMAGES} drawn images"
     say(
         f"compared with pfl on {counted(len(parts.x), 'sample')} of the client{drawn}: "
-        f"probabilities differ by at most {agreement.largest_difference:.1g}"
+        f"{_name_predictions(parts)} differ by at most {agreement.largest_difference:.1g}"
     )
     if agreement.beyond:
         reason = "rounding" if parts.neighbours is None else "rounding, which exchanges neighbours at the same distance"

@@ -1,4 +1,4 @@
-"""Export the networks of a client as one ONNX graph, from samples as read from a file to probabilities."""
+"""Export the networks of a client as one ONNX graph, from samples as read from a file to predictions."""
 
 from __future__ import annotations
 
@@ -124,21 +124,21 @@ def input_shape(preprocessing: Preprocessing) -> tuple[int, ...]:
 
 
 class _Graph(nn.Module):
-    """Map samples as read from a file to probabilities, by the same operations as the engine."""
+    """Map samples as read from a file to predictions, by the same operations as the engine."""
 
     def __init__(self, model: StandaloneModel) -> None:
         super().__init__()
-        self.networks = nn.ModuleList(model.networks)
+        self.networks, self.task = nn.ModuleList(model.networks), model.task
         self.shares, self.has_store = model.shares, model.neighbours is not None
         self.preprocessing, self.pixels = model.preprocessing, model.pixels
 
     def forward(self, x: Tensor) -> Any:
-        """Return the probabilities (n, C) and, with a store, the representations (n, d)."""
+        """Return the predictions (n, C) and, with a store, the representations (n, d)."""
         ready, z, p = self._preprocess(x), [], []
         for network, share in zip(self.networks, self.shares, strict=True):
             assert isinstance(network, Net)
             z.append(network.body(ready))
-            p.append(share * torch.softmax(network.head(z[-1]).double(), dim=1))
+            p.append(share * self.task.activate(network.head(z[-1]).double()))
         mixed = torch.stack(p).sum(dim=0).float()
         return (mixed, z[0]) if self.has_store else mixed
 

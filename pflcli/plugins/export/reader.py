@@ -148,7 +148,7 @@ def read_samples(path: Path, model: dict[str, Any]) -> Any:
 
 
 def search_store(folder: Path, z: Any, k: int) -> tuple[Any, Any]:
-    """Return the squared distances (n, k) from representations z (n, d) to the nearest stored samples, and classes."""
+    """Return the squared distances (n, k) from representations z (n, d) to the nearest stored samples, and labels."""
     store = np.load(folder / "store.npz")
     if "z" in store:
         stored = store["z"].astype(np.float64)
@@ -179,7 +179,7 @@ def embed_images(folder: Path, encoder: dict[str, Any], x: Any) -> Any:
 
 
 def predict(folder: Path, model: dict[str, Any], x: Any) -> Any:
-    """Return the probabilities (n, C) of samples (n, ...) as read from a file."""
+    """Return the probabilities (n, C), or predicted numbers, of samples (n, ...) as read from a file."""
     session = open_graph(folder / "network.onnx")
     if list(x.shape[1:]) != model["input"]["shape"]:
         sys.exit(f"each sample has the shape {list(x.shape[1:])}; the network takes {model['input']['shape']}")
@@ -198,8 +198,11 @@ def predict(folder: Path, model: dict[str, Any], x: Any) -> Any:
         distance = np.sqrt(squared) if rule["kernel"] == "euclidean" else squared / z[0].shape[1]
         first = np.where(np.isfinite(distance[:, :1]), distance[:, :1], 0)
         vote = np.exp((first - distance) / rule["sigma"])
-        votes = np.stack([(vote * (label == c)).sum(axis=1) for c in range(p.shape[1])], axis=1)
-        total = votes.sum(axis=1, keepdims=True)
+        if model["classes"]:
+            votes = np.stack([(vote * (label == c)).sum(axis=1) for c in range(p.shape[1])], axis=1)
+            total = votes.sum(axis=1, keepdims=True)
+        else:
+            votes, total = (vote * label).sum(axis=1, keepdims=True), vote.sum(axis=1, keepdims=True)
         weight = rule["lambda"] * np.maximum(0, 1 - rule["decay"] * first) * (total > 0)
         p = weight * votes / np.where(total > 0, total, 1) + (1 - weight) * p
     return p
@@ -214,9 +217,10 @@ def main(folder: Path, path: Path) -> None:
         sys.exit(f"{folder} or {path} cannot be read: {error}")
     names, predictions = model["classes"], predict(folder, model, x).tolist()
     lines = csv.writer(sys.stdout, lineterminator="\n")
-    lines.writerow(["sample", "class", "probability", *(f"p({name})" for name in names)])
+    heading = ["class", "probability", *(f"p({name})" for name in names)] if names else model["predictions"]
+    lines.writerow(["sample", *heading])
     for number, p in enumerate(predictions):
-        lines.writerow([number, names[p.index(max(p))], max(p), *p])
+        lines.writerow([number, *([names[p.index(max(p))], max(p)] if names else []), *p])
 
 
 if __name__ == "__main__":

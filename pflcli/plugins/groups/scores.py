@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pflcli.artifacts import client_blocks, codebook, kept_columns
 from pflcli.artifacts.codebook import Codebook, Column
 from pflcli.artifacts.kinds import partition as partitions
-from pflcli.artifacts.kinds import predictions, require_classes
+from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.kinds.predictions import LaterClients
 from pflcli.artifacts.reader import Artifact, require_ancestor
@@ -53,9 +53,8 @@ def parse_columns(typed: Sequence[str]) -> list[str]:
 def require_columns(partition: Artifact, columns: Sequence[str]) -> None:
     """Raise an error if scores cannot be grouped by one of the columns: UsageError if it is unknown, else InputError.
 
-    It may have too many values. Labels must be classes.
+    It may have too many values.
     """
-    require_classes(partition.manifest, "--group-scores")
     samples, book = partitions.read(partition), codebook.read(partition)
     for column in columns:
         _list_groups(column, _read_words(samples, book, column, str(partition.path)))
@@ -67,7 +66,6 @@ def summarize(scored: Sequence[Scored], metrics: Mapping[str, Any], columns: Seq
     ``metrics`` are those of the table, whose baseline, intervals and order of methods these scores share. Raises an
     error as ``require_columns`` does, and InputError if the partition no longer exists.
     """
-    require_classes(scored[0].artifact.manifest, "--group-scores")
     return {"groups": [_summarize_column(scored, metrics, column) for column in columns]}
 
 

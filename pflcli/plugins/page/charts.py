@@ -14,7 +14,7 @@ from pflcli.evaluation.charts import vega
 from pflcli.evaluation.charts.vega import GREY, LIGHT, Row, Spec, channel
 from pflcli.evaluation.presentation import tables
 from pflcli.evaluation.stored_comparison import Comparison, metric_value
-from pflcli.plugins.page import group_chart, learning
+from pflcli.plugins.page import group_chart, learning, numbers
 from pflcli.plugins.page.chart import (
     FADED,
     HEIGHT,
@@ -61,6 +61,7 @@ def draw(comparison: Comparison, runs: Runs) -> list[Chart]:
     charts += _draw_tuned(comparison)
     if runs.holdings is not None:
         charts.append(_draw_holdings(runs.holdings))
+    charts += numbers.draw(comparison, runs)
     charts += [_draw_relation(relation, place) for place, relation in enumerate(runs.relations)]
     return [chart for chart in charts if chart is not None]
 

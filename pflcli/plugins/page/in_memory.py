@@ -17,6 +17,7 @@ from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.core import config, registry
+from pflcli.core.datasets import SPLITS
 from pflcli.core.tasks import CLASSES
 from pflcli.evaluation import changed_options, figures, in_memory, scoring, stored_scores
 from pflcli.evaluation.charts import vega
@@ -73,13 +74,35 @@ def collect_runs(results: Mapping[str, Source | Sequence[Source]], comparison: C
             curves[label] = runs.average(known)
         relations += [_relate(label, source, comparison) for source in sources[:1] if _is_result(source)]
     played = [source for sources in given.values() for source in sources if _is_result(source)]
-    holdings, validation = None, 0
+    holdings, validation, labels = None, 0, None
+    answers = [
+        answer
+        for label, sources in given.items()
+        if sources and _is_result(sources[0])
+        for answer in _list_answers(label, sources[0], comparison)
+    ]
     if played and played[0].federation.task.kind == CLASSES:
         federation = played[0].federation
         counts, classes = federation.count_labels(), federation.class_names or [*map(str, range(federation.classes))]
         holdings = runs.arrange_holdings(counts, federation.client_names, classes, comparison)
         validation = int(federation.sizes("validation")[federation.participants].sum())
-    return Runs(curves, validation, holdings, tuple(each for each in relations if each is not None))
+    elif played:
+        federation = played[0].federation
+        own = [[federation.labels_of(np.asarray([at]), split) for split in SPLITS] for at in federation.clients]
+        names, unit = federation.client_names, federation.task.unit
+        labels = runs.arrange_numbers([np.concatenate(each) for each in own], names, unit, comparison)
+    related = tuple(each for each in relations if each is not None)
+    return Runs(curves, validation, holdings, labels, tuple(answers), related)
+
+
+def _list_answers(label: str, result: Result, comparison: Comparison) -> list[runs.Answers]:
+    """Return the test predictions of a result, if they are numbers and there are any."""
+    found, federation = result.predictions.get("test"), result.federation
+    if found is None or federation.task.kind == CLASSES or found.p.shape[1] != 1:
+        return []
+    rows, seed = federation.rows_of(federation.clients, "test"), int(result.run.seed)
+    sample = rows if federation.sample is None else federation.sample[rows]
+    return [runs.arrange_answers(label, found.p[:, 0], found.y, found.client, sample, seed, comparison)]
 
 
 def spell_calls(results: Mapping[str, Source | Sequence[Source]]) -> list[str]:

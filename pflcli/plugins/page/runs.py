@@ -44,6 +44,31 @@ class Holdings:
 
 
 @dataclass(frozen=True)
+class Numbers:
+    """The labels of some clients of a partition, if they are numbers."""
+
+    clients: list[str]
+    labels: list[NDArray[Any]]
+    unit: str
+    total: int
+    """number of all clients"""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The test predictions ``p`` (n,) of a method, with labels ``y`` and names of ``clients`` (n,).
+
+    ``place`` (n,), from 0 to 1, is where a sample is among those of its client, in time if samples are in time.
+    """
+
+    method: str
+    clients: list[str]
+    y: NDArray[np.float64]
+    p: NDArray[np.float64]
+    place: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
 class Relation:
     """The clients that each client learns from under a method: ``weights`` (k, k) of pairs, 0 without a relation."""
 
@@ -86,6 +111,10 @@ class Runs:
     validation_samples: int = 0
     """the number of different samples on which curves are measured; 0 if it is unknown"""
     holdings: Holdings | None = None
+    labels: Numbers | None = None
+    """those of the partition, if they are numbers"""
+    answers: tuple[Answers, ...] = ()
+    """predictions of numbers, by the first run of each method"""
     relations: tuple[Relation, ...] = ()
     remarks: tuple[str, ...] = ()
     """sentences on artifacts that no longer exist"""
@@ -118,6 +147,13 @@ def read(comparison: Comparison, lineage: Lineage) -> Runs:
         {label: average(by_label[label]) for label in comparison.methods if label in by_label},
         sum(_count_validation_samples(item) for item in partitioned),
         None if partition is None else _read_holdings(partition, comparison),
+        None if partition is None else _read_numbers(partition, comparison),
+        tuple(
+            each
+            for label in comparison.methods
+            if label in first
+            for each in _read_answers(label, first[label], comparison)
+        ),
         tuple(relations),
         tuple(remarks),
     )
@@ -248,6 +284,50 @@ def arrange_holdings(
     ]
     classes = [vega.escape_name(name) for name in class_names]
     return Holdings(names, classes, counts[drawn], len(counts))
+
+
+def _read_numbers(artifact: Artifact, comparison: Comparison) -> Numbers | None:
+    """Return the labels of a partition's clients; None if they are classes."""
+    if read_labels(artifact.manifest, 0).fields is None:
+        return None
+    partition, book = partitions.read(artifact), codebook.read(artifact)
+    return arrange_numbers(partition.list_labels(), book.client_names(len(partition.names)), book.unit, comparison)
+
+
+def arrange_numbers(labels: Sequence[NDArray[Any]], names: Sequence[str], unit: str, comparison: Comparison) -> Numbers:
+    """Return the ``labels`` of clients with these ``names``, at most ``MAX_DRAWN`` of them."""
+    drawn = np.linspace(0, len(labels) - 1, min(len(labels), MAX_DRAWN)).round().astype(int).tolist()
+    known = _number_clients(comparison, comparison.seeds[0])
+    spelled = [comparison.clients.names[known[at]] if at in known else vega.escape_name(names[at]) for at in drawn]
+    return Numbers(spelled, [labels[at] for at in drawn], unit, len(labels))
+
+
+def _read_answers(label: str, run: Artifact, comparison: Comparison) -> list[Answers]:
+    """Return the test predictions of a run, if they are numbers and there are any."""
+    labels = read_labels(run.manifest, 0)
+    if labels.fields is None or labels.outputs != 1 or not predictions.has_split(run, "test"):
+        return []
+    answers, seed = predictions.read(run, "test"), int(run.manifest.request["seed"])
+    owner = np.repeat(np.arange(len(answers.offsets) - 1), np.diff(answers.offsets))
+    return [arrange_answers(label, answers.parts["p"][:, 0], answers.y, owner, answers.sample, seed, comparison)]
+
+
+def arrange_answers(
+    label: str,
+    p: NDArray[Any],
+    y: NDArray[Any],
+    owner: NDArray[np.int64],
+    sample: NDArray[np.int64],
+    seed: int,
+    comparison: Comparison,
+) -> Answers:
+    """Return predictions ``p`` of labels ``y`` of the clients ``owner``, in the order of ``sample``, (n,) each."""
+    known, place = _number_clients(comparison, seed), np.zeros(len(y))
+    for client in np.unique(owner).tolist():
+        rows = np.flatnonzero(owner == client)
+        place[rows[np.argsort(sample[rows], kind="stable")]] = (np.arange(len(rows)) + 0.5) / len(rows)
+    names = [comparison.clients.names[known[at]] if at in known else f"client {at}" for at in owner.tolist()]
+    return Answers(label, names, np.asarray(y, np.float64), np.asarray(p, np.float64), place)
 
 
 STATES = {"attention/first": "attention", "graph": "neighbours", "cluster": "cluster"}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import partition as partitions
-from pflcli.artifacts.kinds import predictions, require_classes
+from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.kinds.predictions import SplitPredictions
 from pflcli.artifacts.make import Built, Outcome, make
@@ -33,10 +33,11 @@ _TOLERANCE = 0.01
 
 @command(ImportPredictions)
 def import_predictions(asked: ImportPredictions) -> Outcome:
-    """Import the probabilities that another tool predicted for samples of the partition ``like``.
+    """Import the probabilities, or numbers, that another tool predicted for samples of the partition ``like``.
 
     Raises UsageError for a name that a method of pfl has; InputError, with the first such row, for rows that are no
-    probabilities, for unknown or repeated samples, and if a split is not complete.
+    probabilities, or no finite numbers if labels are numbers, for unknown or repeated samples, and if a split is not
+    complete.
 
     >>> import numpy as np
     >>> from pflcli import Federation, import_predictions, partition
@@ -50,7 +51,6 @@ def import_predictions(asked: ImportPredictions) -> Outcome:
     """
     _require_name(asked.name)
     like, data = open_one(asked.like, "partition"), Path(asked.data)
-    require_classes(like.manifest, "pfl import-predictions")
     foreign.require_file(data)
     seed = like.manifest.request["seed"] if asked.seed is None else asked.seed
     with data.open("rb") as file:
@@ -63,9 +63,12 @@ def import_predictions(asked: ImportPredictions) -> Outcome:
 
     def build(work: ArtifactWriter) -> Built:
         partition, book = partitions.read(like), codebook.read(like)
-        table = _read(data, book.class_names(partition.classes))
-        splits = arrange(table, partition, str(like.path))
-        predictions.write(work, predictions.Predictions(splits, new=partition.new))
+        names, labels = book.class_names(partition.classes), partition.labels
+        shape = np.zeros((1, labels.outputs), np.float32)
+        numbers = [*labels.task().tabulate(shape)]
+        table = _read(data, numbers or [f"p({name})" for name in names])
+        splits = arrange(table, partition, str(like.path), are_numbers=bool(numbers))
+        predictions.write(work, predictions.Predictions(splits, new=partition.new, labels=labels))
         codebook.write(work, book)
         summary = {
             "method": asked.name,
@@ -74,6 +77,7 @@ def import_predictions(asked: ImportPredictions) -> Outcome:
             **dict.fromkeys(("participants", "model_bytes", "rounds", "bytes_up", "bytes_down", "bytes_peer"), 0),
             "reported": "by another tool",
             "tuned": {},
+            **labels.facts(),
         }
         return Built(summary, {"seconds_inputs": 0})
 
@@ -89,7 +93,7 @@ def _require_name(name: str) -> None:
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a file: names of clients and splits, samples (n,), and probabilities (n, C) in the order of classes.
+    """The rows of a file: names of clients and splits, samples (n,), and predictions (n, C) in the order of classes.
 
     ``first`` is the number of the first row, as a user counts them: 2 in a CSV file, 0 in an array.
     """
@@ -106,16 +110,16 @@ class Table:
         return InputError(f"{self.path}, row {self.first + row}: {problem}", *fix)
 
 
-def _read(path: Path, classes: Sequence[str]) -> Table:
-    """Read a file; raises InputError if a column is missing or unknown, or a value is no number."""
+def _read(path: Path, columns: Sequence[str]) -> Table:
+    """Read a file with the ``columns`` of predictions; InputError if one is missing or unknown, or has no numbers."""
     if path.suffix.lower() == ".npz":
         client, sample, split, p = foreign.read_npz(path, *KEYS, "p")
         if sample.dtype.kind not in "iu" or p.dtype.kind not in "iuf":
             raise InputError(
                 f"{path}: sample contains {sample.dtype}, and p {p.dtype}, but integers and floats are needed"
             )
-        if p.ndim != 2 or {len(client), len(sample), len(split)} != {len(p)} or p.shape[1] != len(classes):
-            raise InputError(f"{path}: p has the shape {p.shape}, but (samples, {len(classes)} classes) is needed")
+        if p.ndim != 2 or {len(client), len(sample), len(split)} != {len(p)} or p.shape[1] != len(columns):
+            raise InputError(f"{path}: p has the shape {p.shape}, but (samples, {len(columns)} columns) is needed")
         return Table(path, client.astype(str), sample.astype(np.int64), split.astype(str), p.astype(float), 0)
     if path.suffix.lower() != ".csv":
         raise UsageError(f"{path} has an unknown suffix for predictions", "a file FILE.csv or FILE.npz")
@@ -123,7 +127,7 @@ def _read(path: Path, classes: Sequence[str]) -> Table:
 
     with foreign.reading(path, "CSV"):
         cells = pd.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True, encoding="utf-8-sig")
-    wanted = [*KEYS, *(f"p({name})" for name in classes)]
+    wanted = [*KEYS, *columns]
     if lacking := [name for name in wanted if name not in cells]:
         raise InputError(f"{path} has no column {lacking[0]}", f"its columns are {', '.join(map(str, cells))[:200]}")
     if unknown := [name for name in cells if str(name) not in wanted]:
@@ -139,17 +143,22 @@ def _read(path: Path, classes: Sequence[str]) -> Table:
     return table
 
 
-def arrange(table: Table, partition: Partition, where: str) -> dict[str, SplitPredictions]:
+def arrange(
+    table: Table, partition: Partition, where: str, *, are_numbers: bool = False
+) -> dict[str, SplitPredictions]:
     """Return the predictions of each split that a table has, in the order of the partition, which is at ``where``.
 
     Raises InputError as ``import_predictions`` does.
     """
     place = _locate(table, partition, where)
-    _require_probabilities(table)
+    if are_numbers:
+        _require_finite(table)
+    else:
+        _require_probabilities(table)
     ordered = np.full(len(partition.sample), -1)
     ordered[place] = np.arange(len(place))
     block = np.repeat(np.arange(len(partition.offsets) - 1), np.diff(partition.offsets))
-    p = (table.p / table.p.sum(axis=1, keepdims=True)).astype(np.float32)
+    p = (table.p if are_numbers else table.p / table.p.sum(axis=1, keepdims=True)).astype(np.float32)
     splits = {}
     for number, split in enumerate(SPLITS):
         rows = np.flatnonzero(block % len(SPLITS) == number)
@@ -194,6 +203,12 @@ def _locate(table: Table, partition: Partition, where: str) -> NDArray[np.int64]
         earlier = table.first + first[place[wrong[0]]]
         raise table.error(wrong[0], f"sample {table.sample[wrong[0]]} is there already, in row {earlier}")
     return place
+
+
+def _require_finite(table: Table) -> None:
+    """Raise InputError for the first row with a prediction that is no finite number."""
+    if len(wrong := np.flatnonzero(~np.isfinite(table.p.astype(np.float32)).all(axis=1))):
+        raise table.error(wrong[0], "a prediction is not a finite number", "give a number for each sample")
 
 
 def _require_probabilities(table: Table) -> None:

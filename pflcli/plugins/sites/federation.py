@@ -13,7 +13,7 @@ from typing import Any
 from pflcli.artifacts import codebook, locks, plain_output
 from pflcli.artifacts.kinds import federation as federations
 from pflcli.artifacts.kinds import partition as partitions
-from pflcli.artifacts.kinds import require_classes
+from pflcli.artifacts.kinds import read_labels
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec, digest
 from pflcli.artifacts.open_by_path import Chosen, open_one
@@ -53,7 +53,6 @@ def create_federation(asked: CreateFederation) -> Outcome:
     """
     execution = asked.execution
     predictions = open_one(asked.source, "predictions", chosen=Chosen(asked.method, asked.seed))
-    require_classes(predictions.manifest, "pfl federation")
     manifest, partition = predictions.manifest, ancestor(predictions, "partition")
     if partition is None or "later_clients" in manifest.request or "settings" not in manifest.request:
         raise InputError(
@@ -71,11 +70,13 @@ def create_federation(asked: CreateFederation) -> Outcome:
                 f"{name} cannot run among real sites: {reason}", "docs/deployment.md lists the methods that can"
             )
     then = {} if trained is predictions else {"then": _describe_rest(predictions)}
+    task = read_labels(partition.manifest, 0).facts()  # with the scale of all clients, which no site knows alone
     book, form, dealt = codebook.read(predictions), partitions.read_form(partition), partition.manifest.request
     request: dict[str, Any] = {
         **{key: trained.manifest.request[key] for key in _RUN},
         **then,
         "form": {"shape": list(form.shape), "type": form.dtype, "classes": form.classes},
+        **task,
         "train": partitions.read_sizes(partition)[:, 0].tolist(),
         "split": {
             "fractions": dealt.get("fractions", list(FRACTIONS)),
@@ -93,7 +94,7 @@ def create_federation(asked: CreateFederation) -> Outcome:
         "software": opening.describe_software(),
     }
     spec = ArtifactSpec("federation", request, code=code)
-    summary = {"clients": len(request["train"]), "participants": sum(count > 0 for count in request["train"])}
+    summary = {"clients": len(request["train"]), "participants": sum(count > 0 for count in request["train"]), **task}
 
     def build(writer: ArtifactWriter) -> Built:
         codebook.write(writer, book)

@@ -152,7 +152,8 @@ def declare_samples(request: Mapping[str, Any], names: list[str]) -> Partition:
     form, none = request["form"], np.zeros(0, np.int64)
     x = np.zeros((0, *form["shape"]), form["type"])
     offsets = client_blocks.offsets(sizes.ravel().tolist())
-    return Partition(x, none, none, offsets, names, Labels(form["classes"]))
+    labels = Labels(form["classes"], **request.get("task", {}))
+    return Partition(x, none.astype(np.int64 if labels.fields is None else np.float64), none, offsets, names, labels)
 
 
 def open_server(federation: Artifact, terms: Terms, folder: Path, execution: Execution) -> Server:

@@ -264,12 +264,13 @@ def _predict_from_backbone(opened: _Opened, site: Site, state: State, out: Path,
         model = state["global"]
         writer.write(WEIGHTS, bytes(save(state_files.flatten(model))))
         codebook.write(writer, codebook.read(opened.partition))
-        accuracy = site.run.accuracy(model, "validation")
+        accuracy, task = site.run.accuracy(model, "validation"), opened.data.labels.facts()
         summary = {
             "rounds": site.run.settings.rounds,
             "reported": "last round",
             "parameters": sum(value.numel() for value in model.values()),
-            "validation_accuracy": None if math.isnan(accuracy) else accuracy,
+            **({} if task else {"validation_accuracy": None if math.isnan(accuracy) else accuracy}),
+            **task,
             **{f"bytes_{link}": total for link, total in site.run.traffic.items()},
         }
         return Built(summary, hardware.facts(site.run.engine, execution))

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.core.errors import UsageError
+from pflcli.core.tasks import CLASSES
 
 _MAX_DIGITS = 6
 
@@ -47,8 +48,13 @@ class Disclosure:
         return "full" if self.digits is None else "label" if self.is_label else f"rounded:{self.digits}"
 
 
-def parse(text: str | None) -> Disclosure | None:
-    """Parse the value of ``--answers``; None stays None. Raises UsageError for any other value."""
+def parse(text: str | None, kind: str = CLASSES) -> Disclosure | None:
+    """Parse the value of ``--answers``; None stays None.
+
+    Raises UsageError for any other value, and for "label" if labels are of another ``kind`` than classes.
+    """
+    if text == "label" and kind != CLASSES:
+        raise UsageError(f"--answers label reveals classes alone, and the task is {kind}", "--answers rounded:1")
     if text in (None, "full", "label"):
         return None if text is None else Disclosure(0 if text == "label" else None)
     name, _, digits = str(text).partition(":")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ class PredictedSamples:
     the parts they are computed from, empty if only the class is disclosed; ``tuned`` the options that the client tuned
     on validation samples; ``sets`` the classes that contain the true one with a given probability, None if they were
     not requested.
+    If labels are no classes, ``numbers`` are the columns (n,) of the predictions and of the ends of their intervals, in
+    the ``unit`` of labels, and there are no ``classes`` and ``labels``.
     ``is_known`` is false if the predictions have no such client, and the global model predicted. If the file said whose
     model predicts each sample, ``clients`` (n,) are their names, and ``client`` is empty.
     """
@@ -41,18 +43,26 @@ class PredictedSamples:
     tuned: Mapping[str, float]
     sets: PredictionSets | None = None
     clients: tuple[str, ...] = ()
+    numbers: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    unit: str = ""
 
     @property
     def p(self) -> NDArray[np.float32]:
-        """The class probabilities (n, C)."""
+        """The class probabilities, or the predictions of another task, (n, C)."""
         return self.parts["p"]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a dictionary per sample; probabilities have as many digits as identify a float32."""
+        """Return a dictionary per sample; numbers have as many digits as identify a float32, and None is infinite."""
         rows: list[dict[str, Any]] = []
-        for place, (sample, label) in enumerate(zip(self.samples, self.labels.tolist(), strict=True)):
+        for place, sample in enumerate(self.samples):
             row: dict[str, Any] = {"sample": sample}
             row |= {"client": self.clients[place]} if self.clients else {}
+            rows.append(row)
+            if self.numbers:
+                shown = {name: values[place] for name, values in self.numbers.items()}
+                row |= {name: float(str(value)) if np.isfinite(value) else None for name, value in shown.items()}
+                continue
+            label = int(self.labels[place])
             row["class"] = self.classes[label]
             if self.sets is not None:
                 inside = np.flatnonzero(self.sets.members[place])
@@ -60,7 +70,6 @@ class PredictedSamples:
             if self.parts:
                 numbers = [float(str(value)) for value in self.p[place]]
                 row |= {"probability": numbers[label], "p": dict(zip(self.classes, numbers, strict=True))}
-            rows.append(row)
         return rows
 
 
@@ -69,11 +78,12 @@ def encode_csv(predicted: PredictedSamples) -> bytes:
     ``probability`` and each ``p(NAME)``.
 
     With sets, ``set`` and ``set_size`` follow the class. A set is its classes with ``|`` between them; a ``|`` or a
-    backslash in a name has a backslash before it.
+    backslash in a name has a backslash before it. Of numbers, the columns are ``numbers``; an infinite one is empty.
     """
-    heading = ["sample", *["client"] * bool(predicted.clients), "class"]
-    heading += [] if predicted.sets is None else ["set", "set_size"]
-    heading += ["probability", *(f"p({name})" for name in predicted.classes)] if predicted.parts else []
+    heading = ["sample", *["client"] * bool(predicted.clients), *(predicted.numbers or ["class"])]
+    heading += [] if predicted.sets is None or predicted.numbers else ["set", "set_size"]
+    has_p = bool(predicted.classes and predicted.parts)
+    heading += ["probability", *(f"p({name})" for name in predicted.classes)] if has_p else []
     rows = []
     for row in predicted.rows():
         if "set" in row:
@@ -86,7 +96,7 @@ def encode_csv(predicted: PredictedSamples) -> bytes:
 def encode_json_lines(predicted: PredictedSamples) -> bytes:
     """Return a JSON object per sample, a line each: ``sample``, ``class``, ``probability`` and ``p`` by class.
 
-    With sets, ``set`` is an array of classes and ``set_size`` their number.
+    With sets, ``set`` is an array of classes and ``set_size`` their number. Of numbers, the keys are ``numbers``.
     """
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in predicted.rows()).encode()
 
@@ -94,19 +104,16 @@ def encode_json_lines(predicted: PredictedSamples) -> bytes:
 def encode_npz(predicted: PredictedSamples) -> bytes:
     """Return arrays: ``sample``, ``class`` (n,), ``classes`` (C,), ``p`` and further parts (n, C).
 
-    With sets, ``set`` (n, C) says which classes are in each, and ``set_size`` (n,) how many.
+    With sets, ``set`` (n, C) says which classes are in each, and ``set_size`` (n,) how many. Of numbers, the arrays
+    beside ``p`` are ``numbers``.
     """
-    memory = io.BytesIO()
-    labels = np.asarray(predicted.classes)[predicted.labels]
-    arrays: dict[str, Any] = {
-        "sample": np.asarray(predicted.samples),
-        "class": labels,
-        "classes": np.asarray(predicted.classes),
-        **predicted.parts,
-    }
+    memory, classes = io.BytesIO(), np.asarray(predicted.classes)
+    arrays: dict[str, Any] = {"sample": np.asarray(predicted.samples)}
+    arrays |= {"class": classes[predicted.labels], "classes": classes} if predicted.classes else {}
+    arrays |= {**predicted.parts, **predicted.numbers}
     if predicted.clients:
         arrays["client"] = np.asarray(predicted.clients)
-    if predicted.sets is not None:
+    if predicted.sets is not None and predicted.classes:
         arrays |= {"set": predicted.sets.members, "set_size": predicted.sets.members.sum(axis=1)}
     np.savez(memory, **arrays)
     return memory.getvalue()

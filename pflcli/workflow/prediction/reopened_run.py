@@ -13,7 +13,7 @@ import numpy as np
 from pflcli.artifacts import codebook, kept_columns
 from pflcli.artifacts import initial_weights as initial
 from pflcli.artifacts.codebook import Codebook
-from pflcli.artifacts.kinds import LINEAGE, predictions, require_classes
+from pflcli.artifacts.kinds import LINEAGE, predictions
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.partition import Form, Partition
 from pflcli.artifacts.kinds.predictions import LaterClients
@@ -60,13 +60,11 @@ class ReopenedRun(RunSpec):
 def reopen(artifact: Artifact, weights: Path | str | None) -> ReopenedRun:
     """Open predictions of one method and their lineage.
 
-    Raises UnsuitedError if labels are not classes; InputError if a part of the lineage is missing or the predictions
-    were made by an incompatible version;
+    Raises InputError if a part of the lineage is missing or the predictions were made by an incompatible version;
     UsageError if the run began with the weights of a file, and ``weights`` is not that file.
     """
     request = artifact.manifest.request
     name = str(request["method"])
-    require_classes(artifact.manifest, "a command that opens stored models")
     method = run_request.load_method(artifact)
     reference = next((item for item in artifact.manifest.inputs if item.role == "source"), None)
     if reference is None:

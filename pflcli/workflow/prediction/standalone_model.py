@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.core import parameters
+from pflcli.core.engine.tasks import Task
 from pflcli.core.errors import InputError
 from pflcli.core.execution import Execution
 from pflcli.core.federation.run import Run
@@ -27,18 +28,19 @@ from pflcli.workflow.prediction.reopened_run import ReopenedRun
 
 @dataclass(frozen=True)
 class StandaloneModel:
-    """The complete model of one client, from raw samples to probabilities.
+    """The complete model of one client, from raw samples to predictions.
 
     ``preprocessing`` turns raw samples into samples of the partition. If it takes features from ``pfl embed``, the
     frozen ``encoder`` computes them from images; None if its weights are missing. For images, ``pixels`` are the
     mean and the standard deviation of each channel, (C,), by which pixels / 255 are normalized; with None they stay in
-    [0, 1]. The probabilities of the ``networks`` are summed with the weights ``shares``. With ``neighbours``, the votes
-    of a store are mixed in. ``classes`` (C,) are class names. ``x`` (n, ...) are the client's test samples, or its
-    other samples if it has none, and ``p`` (n, C) the predictions for them.
+    [0, 1]. The predictions of the ``networks`` are summed with the weights ``shares``. With ``neighbours``, the votes
+    of a store are mixed in. ``classes`` (C,) are class names, none of another ``task``. ``x`` (n, ...) are the client's
+    test samples, or its other samples if it has none, and ``p`` (n, C) the predictions for them.
     """
 
     method: str
     client: str
+    task: Task
     classes: tuple[str, ...]
     preprocessing: Preprocessing
     pixels: tuple[NDArray[np.float32], NDArray[np.float32]] | None
@@ -79,7 +81,8 @@ def build_standalone_model(
     return StandaloneModel(
         model.name,
         name,
-        tuple(book.class_names(data.classes)),
+        prepared.run.task,
+        tuple(book.class_names(data.classes)) if data.labels.fields is None else (),
         preprocessing,
         _pixels(prepared.run),
         tuple(_network(prepared.run, params) for params in own.networks),

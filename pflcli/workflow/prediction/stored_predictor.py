@@ -18,7 +18,7 @@ from safetensors.numpy import load
 
 from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds import partition as partitions
-from pflcli.artifacts.kinds import predictions
+from pflcli.artifacts.kinds import predictions, read_labels
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.reader import Artifact, follow
 from pflcli.core.datasets import SPLITS
@@ -69,7 +69,7 @@ def replace_test_samples(data: Partition, client: int, x: NDArray[Any]) -> Parti
     return replace(
         data,
         x=np.concatenate([data.x[:first], x, data.x[last:]]),
-        y=np.concatenate([data.y[:first], np.zeros(len(x), np.int64), data.y[last:]]),
+        y=np.concatenate([data.y[:first], np.zeros(len(x), data.y.dtype), data.y[last:]]),
         sample=np.concatenate([data.sample[:first], np.full(len(x), -1), data.sample[last:]]),
         offsets=offsets,
     )
@@ -144,7 +144,7 @@ def predict_global(model: ReopenedRun, x: NDArray[Any], execution: Execution) ->
     p = run.task.predict(run.engine.infer(dict(shared), rows)[0])
     lost: NDArray[np.bool_] = np.asarray(~np.isfinite(p).all(axis=1))
     remarks = (absences.FAILURES["overflowed"],) if lost.any() else ()
-    return ClientPrediction({"p": np.where(lost[:, None], np.float32(1 / p.shape[1]), p)}, {}, remarks)
+    return ClientPrediction({"p": np.where(lost[:, None], run.task.default(), p)}, {}, remarks)
 
 
 def pool_predictions(
@@ -166,9 +166,10 @@ def pool_predictions(
         {} if client is None else {key: float(value[client]) for key, value in predictions.read_tuned(artifact).items()}
     )
     own = np.asarray([tuned.get(f"exponent {name}", value) for name, value in zip(names, exponents, strict=True)])
-    p = pool.predict(pool.log_probabilities(known), own).astype(np.float32)
+    rule = pool.choose_rule(read_labels(artifact.manifest, known[0].shape[1]).task())
+    p = rule.predict(rule.read(known), own).astype(np.float32)
     if tuned.get(KEPT):
-        p = np.exp(pool.log_probabilities(known)[:, methods.index(KEPT)])
+        p = rule.answer(rule.read(known)[:, methods.index(KEPT)]).astype(np.float32)
     base = _find_global(methods, names, known)
     remarks = tuple(dict.fromkeys(remark for source in sources for remark in source.remarks))
     if base is None:

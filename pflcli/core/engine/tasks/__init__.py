@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.core.errors import InputError, UsageError
+from pflcli.core.errors import InputError, UnsuitedError, UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +31,8 @@ class Task(ABC):
     """the name of its file; metrics are defined for one task, and methods say which they learn"""
     score: ClassVar[str]
     """what messages call the mean of ``scores``"""
+    formula: ClassVar[str] = "the prediction by the outputs"
+    """how ``activate`` predicts, in words"""
 
     outputs: int = 1
     """the size of a model's output"""
@@ -48,6 +50,11 @@ class Task(ABC):
         if option:
             raise UsageError(f"--task {cls.kind}:{option} has an option, and {cls.kind} has none", f"--task {cls.kind}")
         return cls(unit=unit)
+
+    @property
+    def size(self) -> float:
+        """The size of predictions, by which differences that rounding causes are judged."""
+        return 1.0
 
     def fitted(self, y: NDArray[Any]) -> Self:
         """Return the task for the training labels ``y`` (n,) of a federation; by default it does not depend on them."""
@@ -94,8 +101,37 @@ class Task(ABC):
         return losses.detach(), grad * (scale[:, None, None] if isinstance(scale, torch.Tensor) else scale)
 
     @abstractmethod
+    def activate(self, outputs: Tensor) -> Tensor:
+        """Return the predictions (n, C) of outputs (n, C); exported networks end with it."""
+
     def predict(self, outputs: Tensor) -> NDArray[np.float32]:
-        """Return the predictions (n, C) of outputs (n, C)."""
+        """Return the predictions (n, C) of outputs (n, C), computed in float64."""
+        p: NDArray[np.float32] = self.activate(outputs.double()).float().cpu().numpy()
+        return p
+
+    def tabulate(self, p: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+        """Return the columns (n,) of a table of predictions (n, C), by heading; none of classes, which have names."""
+        names = [*self.names, *map(str, range(len(self.names), self.outputs))]
+        return {"prediction" if p.shape[1] == 1 else f"prediction({name})": p[:, at] for at, name in enumerate(names)}
+
+    def link(self, p: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+        """Return the outputs (n,) of predictions (n, 1), by which ``pfl stack`` pools several; see ``curve``."""
+        raise UnsuitedError(f"pfl stack has no rule that pools predictions of the task {self.kind}")
+
+    def curve(
+        self, outputs: NDArray[np.float64], y: NDArray[Any]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Return 1 minus the scores (n,) of outputs (n,), and the first and second derivatives by the outputs."""
+        raise NotImplementedError
+
+    def misses(self, p: NDArray[np.float32], y: NDArray[Any]) -> NDArray[np.float64]:
+        """Return how far labels (n,) are outside of predictions (n, C): the score that intervals are calibrated by."""
+        return np.asarray(np.abs(p[:, 0].astype(np.float64) - y))
+
+    def bounds(self, p: NDArray[np.float32], margin: float | NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the ends (n, 2) of the intervals of all labels that miss predictions (n, C) by at most ``margin``."""
+        middle = p[:, 0].astype(np.float64)
+        return np.stack([middle - margin, middle + margin], axis=1)
 
     @abstractmethod
     def default(self) -> NDArray[np.float32]:

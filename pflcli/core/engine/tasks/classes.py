@@ -29,6 +29,7 @@ class Classification(Task):
 
     kind: ClassVar[str] = "classes"
     score: ClassVar[str] = "accuracy"
+    formula: ClassVar[str] = "softmax of the logits"
 
     def check(self, where: str, y: NDArray[Any]) -> NDArray[np.int64]:
         """Return labels as int64; raises InputError for one outside 0 to C - 1."""
@@ -65,10 +66,13 @@ class Classification(Task):
             weight = weight * scale
         return losses, grad.mul_(weight[..., None])
 
-    def predict(self, logits: Tensor) -> NDArray[np.float32]:
-        """Return the probabilities (n, C) of logits (n, C), computed in float64 so that rows sum to one."""
-        p: NDArray[np.float32] = logits.double().softmax(dim=1).float().cpu().numpy()
-        return p
+    def activate(self, logits: Tensor) -> Tensor:
+        """Return the probabilities (n, C) of logits (n, C); in float64, rows sum to one."""
+        return logits.softmax(dim=1)
+
+    def tabulate(self, p: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+        """Return no columns: tables have the probability of each class by its name."""
+        return {}
 
     def default(self) -> NDArray[np.float32]:
         """Return the same probability (C,) for all classes."""

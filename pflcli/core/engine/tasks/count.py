@@ -25,6 +25,8 @@ METRICS = ("poisson_deviance", "mae", "rmse")
 _LEAST = 1e-6
 """The least expected number in a deviance, which is infinite for an event where none is expected."""
 _MAX_LOSS = 16.0
+_SMOOTHING, _MAX_OUTPUT = 0.01, 30.0
+"""What ``link`` adds in means, and the largest output in ``curve``, whose exponential is finite."""
 
 
 def deviances(p: Array, y: Array) -> Array:
@@ -48,6 +50,7 @@ class Count(Task):
 
     kind: ClassVar[str] = "count"
     score: ClassVar[str] = "explained deviance"
+    formula: ClassVar[str] = "exp of the output, multiplied by the mean label"
 
     mean: float = 1.0
     deviance: float = 1.0
@@ -56,6 +59,11 @@ class Count(Task):
         """Return the row of the first label that is not a whole number from 0, and what is wrong with it."""
         bad = np.flatnonzero(~(np.isfinite(y) & (y >= 0) & (y == np.floor(y))))
         return (int(bad[0]), "is not a whole number from 0") if len(bad) else None
+
+    @property
+    def size(self) -> float:
+        """The mean label, at least 1."""
+        return max(self.mean, 1.0)
 
     def fitted(self, y: NDArray[Any]) -> Self:
         """Return the task with the mean and deviance of training labels ``y`` (n,)."""
@@ -80,10 +88,25 @@ class Count(Task):
         factor = weight * (scale if isinstance(scale, int | float) else scale[:, None])
         return ((ratio - label * outputs[..., 0]) * weight).sum(dim=1), ((ratio - label) * factor)[..., None]
 
-    def predict(self, outputs: Tensor) -> NDArray[np.float32]:
+    def activate(self, outputs: Tensor) -> Tensor:
         """Return the expected numbers (n, 1) of outputs (n, 1)."""
-        p: NDArray[np.float32] = (outputs.double().exp() * self.mean).float().cpu().numpy()
-        return p
+        return outputs.exp() * self.mean
+
+    def link(self, p: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+        """Return the outputs (n,) of expected numbers (n, 1), to which a hundredth of the mean is added against 0."""
+        return np.asarray(np.log((p[:, 0].astype(np.float64) / self.mean + _SMOOTHING) / (1 + _SMOOTHING)))
+
+    def curve(
+        self, outputs: NDArray[np.float64], y: NDArray[Any]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Return the relative deviances (n,), see ``scores``, and their first and second derivatives by the outputs."""
+        ratio, factor = np.exp(np.minimum(outputs, _MAX_OUTPUT)), 2 * self.mean / self.deviance
+        losses = deviances(self.mean * ratio[:, None], y) / self.deviance
+        return losses, factor * (ratio - y / self.mean), factor * ratio
+
+    def bounds(self, p: NDArray[np.float32], margin: float | NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the ends (n, 2) of the intervals of all labels that miss predictions by at most ``margin``, from 0."""
+        return np.maximum(super().bounds(p, margin), 0)
 
     def default(self) -> NDArray[np.float32]:
         """Return the mean training label, (1,)."""

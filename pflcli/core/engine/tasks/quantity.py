@@ -59,6 +59,7 @@ class Quantity(Task):
 
     kind: ClassVar[str] = "quantity"
     score: ClassVar[str] = "R²"
+    formula: ClassVar[str] = "the output, multiplied by the deviation of labels, plus their mean"
 
     loss: str = "squared"
     mean: float = 0.0
@@ -70,6 +71,11 @@ class Quantity(Task):
         if option and option not in LOSSES:
             raise UsageError(f"--task quantity:{option}: unknown loss '{option}'", closest(option, LOSSES))
         return cls(unit=unit, loss=option or "squared")
+
+    @property
+    def size(self) -> float:
+        """The deviation of labels, or their mean if it is larger."""
+        return max(self.deviation, abs(self.mean))
 
     def fitted(self, y: NDArray[Any]) -> Self:
         """Return the task with the mean and deviation of training labels ``y`` (n,)."""
@@ -101,10 +107,20 @@ class Quantity(Task):
         factor = weight * (scale if isinstance(scale, int | float) else scale[:, None])
         return (each * weight).sum(dim=1), (slope * factor)[..., None]
 
-    def predict(self, outputs: Tensor) -> NDArray[np.float32]:
+    def activate(self, outputs: Tensor) -> Tensor:
         """Return the predictions (n, 1) of outputs (n, 1), in the unit of labels."""
-        p: NDArray[np.float32] = (outputs.double() * self.deviation + self.mean).float().cpu().numpy()
-        return p
+        return outputs * self.deviation + self.mean
+
+    def link(self, p: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+        """Return the outputs (n,) of predictions (n, 1)."""
+        return (p[:, 0].astype(np.float64) - self.mean) / self.deviation
+
+    def curve(
+        self, outputs: NDArray[np.float64], y: NDArray[Any]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Return the squared errors (n,) in deviations, and their first and second derivatives by the outputs."""
+        error = outputs - (y - self.mean) / self.deviation
+        return error**2, 2 * error, np.full_like(error, 2)
 
     def default(self) -> NDArray[np.float32]:
         """Return the mean training label, (1,)."""
