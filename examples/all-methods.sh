@@ -3,6 +3,7 @@
 #
 #   bash examples/all-methods.sh writers
 #   bash examples/all-methods.sh fashion-mnist --root FOLDER      20 clients, Dirichlet 0.1
+#   bash examples/all-methods.sh air-quality-pm25 6 --root FOLDER  9 stations, PM2.5 in 6 hours, from the last 6; or 1 or 24
 #   bash examples/all-methods.sh writers longer                   FedSGD and SCAFFOLD with settings of their own
 #   bash examples/all-methods.sh writers later                    rivals of kNN-Per, with gains over it, on the models
 #                                                                 that FedAvg and FedAdam have trained
@@ -14,7 +15,7 @@ set -euo pipefail
 . "$(dirname "$0")/papers/setup.sh"
 
 dataset=${1:-writers}
-runs=$(runs "$dataset")
+runs=$(runs "$dataset${2:+$([ "$dataset" = air-quality-pm25 ] && echo "/$2")}")
 compared=all,fedattn@faithful,fedham@faithful
 labelled=(--set fedattn@faithful.form=faithful --set fedham@faithful.form=faithful)
 who=(--scheme natural)
@@ -24,7 +25,15 @@ apart=(--set fedsgd.training.rounds=2400)
 ((${#tuning[@]})) || apart+=(--set scaffold.training.lr=0.05)
 peers=()
 for method in gossip fedamp pens; do peers+=(--set "$method.training.rounds=1200"); done
-if [ "$dataset" != writers ]; then
+if [ "$dataset" = air-quality-pm25 ]; then
+  # Samples are split by time, so that no seed draws another partition.
+  draws=("${seeds[0]}") how=(--model mlp --rounds 100 --participation 1 --batch-size 128)
+  ((${#tuning[@]})) || how+=(--seeds "$(IFS=,; echo "${seeds[*]}")")
+  who+=(--set "horizon=${2:-6}" --set hours=6 --set stride=12)
+  compared=all,alone@ridge,alone@boosting
+  labelled=(--set alone@ridge.model=linear --set alone@boosting.model=boosting)
+  apart=(--set fedsgd.training.rounds=1000) peers=()
+elif [ "$dataset" != writers ]; then
   apart=() peers=()
   who=(--scheme dirichlet --set alpha=0.1 --clients 20 --min-samples 10)
   how=(--model cnn --rounds 2000 --participation 1 --batch-size 10) rate=0.005

@@ -77,8 +77,10 @@ def load(root: Path | None, *, download: bool = False, cfg: Config | None = None
     return replace(samples, y=np.digitize(samples.y, LEVELS, right=True).astype(np.int64), classes=CLASSES, names=NAMES)
 
 
-def read_windows(name: str, root: Path | None, cfg: Config, *, download: bool, horizon: int = 1) -> Samples:
-    """Return the samples of the dataset ``name``, whose labels are PM2.5 ``horizon`` hours after each window."""
+def read_windows(
+    name: str, root: Path | None, cfg: Config, *, download: bool, hours: int = HOURS, horizon: int = 1
+) -> Samples:
+    """Return windows of so many ``hours`` of the dataset ``name``, with PM2.5 ``horizon`` hours after each as label."""
     paths = find_files(root, FILES)
     if download or not paths:
         raise missing_root_error(name, *FILES, source="download it from https://archive.ics.uci.edu/dataset/501")
@@ -90,15 +92,15 @@ def read_windows(name: str, root: Path | None, cfg: Config, *, download: bool, h
     for station, (values, direction) in records.items():
         if cfg.stations and station not in cfg.stations:
             continue
-        windows, target = cut_windows(values, direction, cfg.stride, horizon)
+        windows, target = cut_windows(values, direction, cfg.stride, hours, horizon)
         x.append(windows)
         y.append(target)
         owner += [station] * len(target)
     if not owner:
-        raise InputError(f"{paths[0]} has no {HOURS} complete hours in a row")
+        raise InputError(f"{paths[0]} has no {hours} complete hours in a row")
     # A window uses the hours from MAX_FILLED_HOURS before its start to its target: windows this far apart do not share
     # an hour.
-    gap = -(-(HOURS + horizon + MAX_FILLED_HOURS) // cfg.stride) - 1
+    gap = -(-(hours + horizon + MAX_FILLED_HOURS) // cfg.stride) - 1
     return Samples(np.concatenate(x), np.concatenate(y), 1, np.asarray(owner), ordered=True, gap=gap, features=FEATURES)
 
 
@@ -178,9 +180,9 @@ def _read_npz(path: Path) -> Records:
 
 
 def cut_windows(
-    values: NDArray[np.float64], direction: NDArray[np.int64], stride: int, horizon: int
+    values: NDArray[np.float64], direction: NDArray[np.int64], stride: int, hours: int, horizon: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-    """Return windows (n, 48, 13) of one station's hours, and PM2.5 (n,) ``horizon`` hours after each.
+    """Return windows (n, hours, 13) of one station, and PM2.5 (n,) ``horizon`` hours after each.
 
     ``values`` and ``direction``: see ``Records``.
     """
@@ -188,13 +190,13 @@ def cut_windows(
     angle = np.where(direction < 0, np.nan, direction * (2 * np.pi / len(DIRECTIONS)))
     features = np.column_stack([(values - shift) / scale, np.sin(angle), np.cos(angle)]).astype(np.float32)
     features = fill_short_gaps(features, MAX_FILLED_HOURS)
-    if len(features) < HOURS + horizon:
-        return np.empty((0, HOURS, features.shape[1]), np.float32), np.empty(0)
+    if len(features) < hours + horizon:
+        return np.empty((0, hours, features.shape[1]), np.float32), np.empty(0)
     missing = np.cumsum(np.concatenate([[0], np.isnan(features).any(axis=1)]))
-    starts = np.arange(0, len(features) - HOURS - horizon + 1, stride)
-    target = values[starts + HOURS + horizon - 1, 0]
-    keep = (missing[starts + HOURS] == missing[starts]) & ~np.isnan(target)
-    windows = np.lib.stride_tricks.sliding_window_view(features, HOURS, axis=0)[starts[keep]]
+    starts = np.arange(0, len(features) - hours - horizon + 1, stride)
+    target = values[starts + hours + horizon - 1, 0]
+    keep = (missing[starts + hours] == missing[starts]) & ~np.isnan(target)
+    windows = np.lib.stride_tricks.sliding_window_view(features, hours, axis=0)[starts[keep]]
     return windows.transpose(0, 2, 1), target[keep]
 
 

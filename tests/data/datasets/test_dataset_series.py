@@ -132,22 +132,22 @@ def test_air_quality_windows_match_hand_computed_values(folder, tmp_path):
         np.testing.assert_allclose(samples.x[row], expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("horizon", [1, 6, 24])
-def test_pm25_is_that_of_the_horizon_and_windows_are_those_of_levels(horizon, tmp_path):
+@pytest.mark.parametrize(("hours", "horizon"), [(48, 1), (48, 6), (48, 24), (6, 6), (1, 3)])
+def test_pm25_is_that_of_the_horizon_and_windows_are_those_of_levels(hours, horizon, tmp_path):
     records = make_records(120)
     records[52 + horizon]["PM2.5"] = None
     write_station(tmp_path, "Dongsi", records, ["N"] * 120)
-    samples = air_quality_pm25.load(tmp_path, cfg=air_quality_pm25.Config(stride=1, horizon=horizon))
+    samples = air_quality_pm25.load(tmp_path, cfg=air_quality_pm25.Config(stride=1, hours=hours, horizon=horizon))
     samples.check("air-quality-pm25")
-    ends = [hour for hour in range(47, 120 - horizon) if hour != 52]
+    ends = [hour for hour in range(hours - 1, 120 - horizon) if hour != 52]
     pm = [record["PM2.5"] for record in records]
     assert samples.y.tolist() == [pm[hour + horizon] for hour in ends]
     channel, shift, scale = samples.task.past
     past = shift + scale * samples.x[:, -1, channel].astype(np.float64)
     np.testing.assert_allclose(past[:5], [pm[hour] for hour in ends[:5]], rtol=1e-5)
-    assert (samples.task.unit, samples.gap) == ("\N{MICRO SIGN}g/m\N{SUPERSCRIPT THREE}", 48 + horizon + 6 - 1)
+    assert (samples.task.unit, samples.gap) == ("\N{MICRO SIGN}g/m\N{SUPERSCRIPT THREE}", hours + horizon + 6 - 1)
     levels = air_quality.load(tmp_path, cfg=air_quality.Config(stride=1))
-    np.testing.assert_array_equal(samples.x[:5], levels.x[:5])
+    np.testing.assert_array_equal(samples.x[48 - hours : 53 - hours], levels.x[:5, -hours:])
 
 
 def test_air_quality_carries_missing_values_for_six_hours(tmp_path):
