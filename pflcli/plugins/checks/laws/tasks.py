@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from pflcli.core import registry, rng
 from pflcli.core.engine.tasks import Task
-from pflcli.core.errors import InputError
+from pflcli.core.errors import InputError, UsageError
 from pflcli.core.metrics import catalogue
 from pflcli.plugins.checks.laws import Subject, law
-from pflcli.workflow.admission import require
+from pflcli.workflow.admission import NotApplicable, require
 
 _SAMPLES = 24
 _STEPS = 200
@@ -25,7 +25,10 @@ _STEPS = 200
 def _make_task(subject: Subject) -> tuple[Task, NDArray[Any]]:
     """Return the task with its default option, fitted to labels (n,), and these: small whole numbers that it allows."""
     module = registry.import_file("tasks", subject.name)
-    task: Task = module.TASK.from_word("", "")
+    try:
+        task: Task = module.TASK.from_word("", "")
+    except UsageError as error:
+        raise NotApplicable(f"the task needs an option: {error.message}") from None
     labels = _list_labels(task)
     if len(labels) < 2:  # more outputs allow more classes
         task = replace(task, outputs=3)
@@ -96,6 +99,8 @@ def missing_labels_are_refused(subject: Subject) -> None:
     It would make all weights nan in the first round.
     """
     task, y = _make_task(subject)
+    if y.dtype.kind == "i":
+        raise NotApplicable("labels are whole numbers, of which none is missing")
     for wrong in (np.nan, np.inf):
         try:
             task.check(subject.name, np.append(y.astype(np.float64), wrong))
@@ -150,6 +155,6 @@ def metrics_are_known(subject: Subject) -> None:
         require(name in known, f"METRICS has '{name}', which is no metric")
         entry: Any = known[name]
         if entry.per_sample is not None:
-            values = np.asarray(entry.per_sample(p, y))
+            values = np.asarray(entry.per_sample(p, y, **({"task": task} if entry.reads_task else {})))
             require(values.shape == (_SAMPLES,), f"{name} of {_SAMPLES} samples is {values.shape}")
             require(bool(np.isfinite(values).all()), f"{name} is not finite")
