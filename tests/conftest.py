@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from pflcli.__main__ import main
-from pflcli.core import registry
+from pflcli.core import registry, tasks
 
 # As the command line sets it, and before torch is imported: idle threads that spin take the cores of other workers.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -146,6 +146,12 @@ def forget_users_files() -> Iterator[None]:
             del sys.modules[name]
             parent, _, stem = name.rpartition(".")
             vars(sys.modules[parent]).pop(stem, None) if parent else None
+    for kind in [file.stem for key, file in files.items() if key.startswith("tasks/")]:
+        place = tasks.KINDS.pop(kind, None)
+        tasks.RANKING[:] = [name for name in tasks.RANKING if place is None or name not in place.metrics]
+        tasks.RANKING.extend(
+            name for each in tasks.KINDS.values() for name in each.metrics if name not in tasks.RANKING
+        )
     models = sys.modules.get("pflcli.core.models")
     if models is not None:
         models.outline.cache_clear()

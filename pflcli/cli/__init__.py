@@ -16,7 +16,7 @@ import typer
 from pflcli import __version__
 from pflcli.cli import doctor, listing, results, show
 from pflcli.cli.from_options import Command, Group, Terminal, command
-from pflcli.core import plugins, registry
+from pflcli.core import plugins, registry, tasks
 from pflcli.core.errors import InputError, UsageError
 from pflcli.options.build_datastore import BuildDatastore
 from pflcli.options.compare import Compare
@@ -165,5 +165,6 @@ def _main(
         if "." not in word:
             raise UsageError(f"--use {word} is neither a Python file nor a module", "--use ./mine.py")
         registry.use(registry.group_of(Path(word)) if registry.is_file(word) else "models", word)
+    tasks.add_used()
     if not accelerated:
         os.environ["PFL_ACCELERATED"] = "0"  # worker processes inherit it; see pflcli/core/engine/backend.py

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pflcli.core.errors import UsageError, closest
+from pflcli.core import registry
+from pflcli.core.errors import InputError, UsageError, closest
 
 CLASSES = "classes"
 """The task whose labels are numbers of classes."""
@@ -29,26 +30,40 @@ class Kind:
         return importlib.import_module(self.module).TASK
 
 
-KINDS = {
-    file.stem: Kind(
-        f"pflcli.core.engine.tasks.{file.stem}",
-        next(
-            ast.literal_eval(node.value)
-            for node in ast.parse(file.read_text(encoding="utf-8")).body
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "METRICS"
-        ),
-    )
-    for file in sorted((Path(__file__).parent / "engine" / "tasks").glob("[!_]*.py"))
-}
+KINDS: dict[str, Kind] = {}
 """What labels can be, read without PyTorch. Methods say which they learn."""
-RANKING = tuple(dict.fromkeys(name for kind in KINDS.values() for name in kind.metrics))
+RANKING: list[str] = []
 """The metrics that ``--metric`` accepts: methods are then ranked by them, and gains are in them."""
+
+
+def _add(file: Path) -> None:
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    named = {ast.unparse(node.targets[0]): node.value for node in body if isinstance(node, ast.Assign)}
+    if "METRICS" not in named:
+        raise InputError(f"{file} has no METRICS, the names of metrics, the first of which ranks methods")
+    metrics = ast.literal_eval(named["METRICS"])
+    KINDS[file.stem] = Kind(f"pflcli.core.engine.tasks.{file.stem}", metrics)
+    RANKING.extend(name for name in metrics if name not in RANKING)
+
+
+def add_used() -> None:
+    """Add the tasks in users' files; raises InputError if one names no metrics."""
+    for key, file in registry.used_files().items():
+        if key.startswith("tasks/") and file.stem not in KINDS:
+            _add(file)
+
+
+for _file in sorted((Path(__file__).parent / "engine" / "tasks").glob("[!_]*.py")):
+    _add(_file)
+add_used()
 
 
 def find(kind: str) -> Kind:
     """Return where a task is; raises UsageError if there is none of this name."""
     if kind not in KINDS:
-        raise UsageError(f"unknown task '{kind}'", closest(kind, KINDS))
+        raise UsageError(
+            f"unknown task '{kind}'", closest(kind, KINDS), f"a file of your own: pfl --use ./{kind}.py ..."
+        )
     return KINDS[kind]
 
 

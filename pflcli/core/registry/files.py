@@ -20,6 +20,7 @@ GROUPS = {
     "schemes": "scheme",
     "uploads": "upload step",
     "aggregators": "aggregator",
+    "tasks": "task",
 }
 KINDS = {group.removesuffix("s"): group for group in GROUPS}
 """The groups by the word for one file of them, such as ``method``."""
@@ -30,6 +31,7 @@ _PARENTS = {
     "schemes": "core",
     "uploads": "core.federation",
     "aggregators": "core.federation",
+    "tasks": "core.engine",
 }
 """The parent packages of groups that are not at the top level."""
 

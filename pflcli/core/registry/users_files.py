@@ -42,12 +42,14 @@ def group_of(file: Path) -> str:
     for group, needed in _FUNCTIONS.items():
         if needed in functions:
             return group
+    if any(isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "TASK" for node in body):
+        return "tasks"
     bases = [ast.unparse(base) for node in body if isinstance(node, ast.ClassDef) for base in node.bases]
     if any(base.rpartition(".")[2] == "Module" for base in bases):
         return "models"
     listed = ", ".join(f"{needed} ({GROUPS[group]})" for group, needed in _FUNCTIONS.items())
     raise InputError(
-        f"{file} has no subclass of torch.nn.Module and none of the functions {listed}",
+        f"{file} has no subclass of torch.nn.Module, no TASK (task) and none of the functions {listed}",
         "docs/methods.md has an example",
     )
 

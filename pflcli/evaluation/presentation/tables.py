@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from pflcli.core.errors import UsageError
 from pflcli.core.metrics import catalogue
 from pflcli.core.metrics.metric import Metric
 from pflcli.core.tasks import CLASSES, RANKING, find
@@ -97,8 +98,15 @@ def _is_decile_worst(metrics: Mapping[str, Any]) -> bool:
 
 
 def _metric_names(metrics: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the metrics of ``--metric``, without those that only a newer version of pfl knows."""
-    return tuple(name for name in metrics.get("metric", ()) if name in RANKING) or catalogue.DEFAULT
+    """Return the metrics of ``--metric``, without those that only a newer version of pfl knows.
+
+    Raises UsageError if it knows none of them.
+    """
+    asked = metrics.get("metric", ())
+    known = tuple(name for name in asked if name in RANKING)
+    if asked and not known:
+        raise UsageError(f"unknown metric '{asked[0]}'", "that of a task of your own: pfl --use ./my_task.py ...")
+    return known or catalogue.DEFAULT
 
 
 def find_entry(metrics: Mapping[str, Any], name: str) -> Metric:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pflcli.artifacts.kinds import partition
 from pflcli.artifacts.open_by_path import open_one
-from pflcli.core import models, registry
+from pflcli.core import models, registry, tasks
 from pflcli.core.errors import UsageError, closest
 from pflcli.options.function import command
 from pflcli.plugins.checks import laws
@@ -79,6 +79,7 @@ def _subject(word: str, options: Mapping[str, Any]) -> Subject:
     if registry.is_file(word):
         group = registry.group_of(Path(registry.split_file(word)[0]))
         subject = Subject(group, registry.use(group, word), options)
+        tasks.add_used()
     elif "." in word.partition(":")[0]:
         subject = Subject("models", registry.use("models", word), options)
     else:

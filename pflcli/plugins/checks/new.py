@@ -30,7 +30,7 @@ def new(asked: New) -> Path:
     template = (Path(__file__).with_name("templates") / f"{kind}.py").read_text(encoding="utf-8")
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(template.replace("TITLE", name).replace("FILE_NAME", path.name))
+            file.write(template.replace("TITLE", name).replace("FILE_NAME", path.name).replace("STEM", path.stem))
     except FileExistsError:
         raise ConflictError(f"{path} exists", "choose another name") from None
     except OSError as error:

@@ -14,7 +14,7 @@ from pflcli.options.declaration import FilePath, Options
 
 @dataclass(frozen=True)
 class New(Options):
-    """Write a commented example that runs, for you to change: a method, model, dataset, scheme, upload or aggregator.
+    """Write a commented example that runs, for you to change: a method, model, dataset, scheme, task or the like.
 
     Examples:
         pfl new method my_method.py
@@ -28,7 +28,7 @@ class New(Options):
     kind: Annotated[
         str,
         typer.Argument(
-            help="Write an example of a method, model, dataset, scheme, upload (step) or aggregator.",
+            help="Write an example of a method, model, dataset, scheme, upload (step), aggregator or task.",
             metavar="KIND",
             autocompletion=completion.words(*registry.KINDS),
         ),

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli.core import registry
 from pflcli.core.errors import InputError, UnsuitedError, UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+registry.search_used_folders("tasks", __path__)
 
 
 @dataclass(frozen=True)
