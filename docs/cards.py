@@ -132,9 +132,10 @@ def _describe_cost(name: str) -> str:
 
 def _find_abilities(name: str) -> tuple[bool, bool]:
     """Return whether a client that joins after the rounds gets predictions, and whether its model can be exported."""
-    data = make_numbers("series") if methods.load(name).TASKS == ("series",) else small.make_federation()
-    run = small.make_run(name, rounds=1, data=add_new_clients(data, ((6, 2, 3),)))
-    state, late = small.play_rounds(name, run), len(data.clients)
+    joined = add_new_clients(small.make_federation(), ((6, 2, 3),))
+    data = make_numbers("series") if methods.load(name).TASKS == ("series",) else joined
+    run = small.make_run(name, rounds=1, data=data)
+    state, late = small.play_rounds(name, run), int(data.clients[-1])
     run = replace(run, keeps_models=True)
     with run.personalizing():
         predictor = small.personalize(name, run, state, np.asarray([late]))

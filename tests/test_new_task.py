@@ -201,12 +201,10 @@ assert frame.loc["stored", "steps_off"] == frame.loc["fedavg", "steps_off"]
         ("train-global p -o x --method fedproto", "fedproto learns classes, and the task is ordinal"),
         ("personalize fedavg p -o x --report best --round-metric auroc", "auroc is a metric of classes"),
         ("evaluate f d -o x --metric accuracy", "accuracy is a metric of classes"),
-        ("evaluate f d -o x --target 0.5", "--target is for classes"),
         ("compare p -o x --methods fedavg --coverage 0.9", "--coverage is for classes"),
         ("tune ditto p -o x --metric f1", "f1 is a metric of classes"),
-        ("stack f d -o x", "pfl stack reads classes, and the task is ordinal"),
-        ("federation create d -o x", "pfl federation reads classes"),
-        ("show --plot x.svg p", "the picture of a partition reads classes"),
+        ("stack f d -o x", "pfl stack has no rule that pools predictions of the task ordinal"),
+        ("predict d grades.csv --client 1 --answers label", "--answers label reveals classes alone"),
     ],
 )
 def test_what_is_for_classes_is_refused(line, message, compared):
@@ -216,6 +214,21 @@ def test_what_is_for_classes_is_refused(line, message, compared):
     assert not (compared / "x").exists()
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("predict d grades.csv --client 1", "sample,prediction(0),prediction(1),prediction(2),prediction(3)"),
+        ("export d --client 1 -o model", "differ by at most"),
+        ("audit d -o a", "confidence"),
+        ("federation create d -o fed", "fed"),
+        ("evaluate f d -o t --target 0.5", "rounds to 0.5"),
+        ("show --plot x.svg p", "x.svg"),
+    ],
+)
+def test_commands_after_training_follow_the_task(line, words, compared):
+    assert words in pfl(compared, line)
+
+
 KNOWS_CLASSES = re.compile(
     r"isinstance\([^()]*Classification\)"
     r'|(kind|task)\b *[!=]= *(\w+\.)*(CLASSES|"classes")'
@@ -223,9 +236,10 @@ KNOWS_CLASSES = re.compile(
 )
 """How code asks whether labels are classes."""
 ALLOWED = {
-    "plugins/accelerated/offers.py": "compiled loops have the loss of classes only",
     "methods/alone.py": "classifiers, or models of numbers",
     "methods/knn_peers.py": "means of classes, or of intervals of numbers",
+    "methods/parts/logarithmic_pool.py": "the pool of probabilities, or of numbers",
+    "workflow/prediction/disclosure.py": "only a class can be revealed without its probability",
     "methods/knn_per.py": "votes for classes, or means of neighbours",
     "methods/knn_per_extended.py": "votes that hide distances",
     "methods/constant.py": "frequencies of classes, or a mean label",

@@ -26,13 +26,14 @@ def evaluate(asked: Evaluate) -> Outcome:
 
     ``method`` and ``seed`` choose among the predictions in a folder of ``compare``.
     Gains are measured against ``baseline`` with the same partition and seed or, if that is not among the predictions,
-    against the backbone's predictions that are stored beside those of the method. ``target`` is a validation accuracy;
-    the table then says how long each method took to reach it (``time_to_target``). ``link``, ``UP:DOWN`` in Mbit/s,
-    adds how long the rounds would take behind such links (``round_costs``). The first of ``metrics`` ranks the
-    methods, and gains, conclusion and picture use it; the others are computed too. ``positive`` names the positive one
-    of two classes for sensitivity, specificity and average precision, by default the last class.
-    ``coverage`` adds prediction sets that contain the true class with this probability, calibrated on validation
-    samples. ``group_scores`` are columns by whose values samples are scored in groups.
+    against the backbone's predictions that are stored beside those of the method. ``target`` is a validation accuracy,
+    or a value of the task's first metric, such as an RMSE; the table then says how long each method took to reach it
+    (``time_to_target``). ``link``, ``UP:DOWN`` in Mbit/s, adds how long the rounds would take behind such links
+    (``round_costs``). The first of ``metrics`` ranks the methods, and gains, conclusion and picture use it; the others
+    are computed too. ``positive`` names the positive one of two classes for sensitivity, specificity and average
+    precision, by default the last class. ``coverage`` adds prediction sets that contain the true class with this
+    probability, calibrated on validation samples. ``group_scores`` are columns by whose values samples are scored in
+    groups.
 
     Raises UsageError for an unknown split, baseline, metric, class or column, a metric that is not defined for the
     classes, and an invalid target, link or coverage; InputError if there are no validation samples to calibrate on.
@@ -46,7 +47,6 @@ def evaluate(asked: Evaluate) -> Outcome:
     ['ditto', 'fedavg']
     """
     execution = asked.execution
-    round_costs.check_target(asked.target)
     named = None if asked.metrics is None else catalogue.parse_names(asked.metrics)
     speeds = None if asked.link is None else round_costs.Link.parse(asked.link)
     coverage.check_options(asked.coverage, asked.split)
@@ -63,7 +63,7 @@ def evaluate(asked: Evaluate) -> Outcome:
         raise UsageError("the same predictions are given twice")
     labels = read_labels(artifacts[0].manifest, 0)
     metric_names = named or tasks.find(labels.kind).metrics[:1]
-    scoring.require_classes(labels.kind, labels.outputs, asked.target, asked.coverage)
+    scoring.require_suited(labels, asked.target, asked.coverage)
     for artifact in artifacts[1:]:
         codebook.require_same(artifacts[0], artifact, "classes")
     inputs = tuple(a.as_input(f"predictions {i}", Path(asked.out)) for i, a in enumerate(artifacts))

@@ -194,7 +194,6 @@ def _build(job: Job, shorter: Artifact | None, execution: Execution, writer: Art
     summary = {
         **summarize(job, run, reported, len(progress.rows), costs),
         "tuned": predictions.summarize_tuned(tuned),
-        **data.labels.facts(),
         **_privacy(job, run, progress, backbone, execution),
         **({"transductive": True} if job.method.TRANSDUCTIVE else {}),
         **({"paper": job.method.PAPER} if registry.is_foreign("methods", job.name) else {}),

@@ -131,7 +131,7 @@ def _name_worst_client(artifact: Artifact) -> dict[str, str]:
         return {}
     labels = read_labels(artifact.manifest, 0)
     metric = catalogue.METRICS[tasks.find(labels.kind).metrics[0]]
-    scores = metric.score_clients(answers.parts["p"], answers.y, answers.offsets, 1)
+    scores = metric.score_clients(answers.parts["p"], answers.y, answers.offsets, labels)
     worst = int(np.nanargmin(np.where(n > 0, metric.sign * scores, np.nan)))
     mean = float(np.average(scores[n > 0], weights=n[n > 0]))
     metric = metric.in_unit(labels.unit, mean)

@@ -125,10 +125,10 @@ def _choose_metric(name: str | None, source: Artifact) -> str:
     """Return the metric of this name, by default that of the task; raises UsageError if labels do not define it."""
     partition = ancestor(source, "partition")
     form = None if partition is None else partitions.read_form(partition)
-    usual = tasks.find(tasks.CLASSES if form is None else form.kind).metrics[0]
+    usual = tasks.find(tasks.CLASSES if form is None else form.labels.kind).metrics[0]
     metric = usual if name is None else catalogue.parse_names([name])[0]
     if form is not None:
-        catalogue.require_defined([metric], form.kind, form.classes)
+        catalogue.require_defined([metric], form.labels)
     return metric
 
 

@@ -64,12 +64,14 @@ def parse(word: str, unit: str) -> Any:
 class Labels:
     """What labels are, without PyTorch: of which ``kind``, and for models with so many ``outputs``.
 
-    ``fields`` are those of another task than classes, as the summary of an artifact has them.
+    ``fields`` are those of another task than classes, as the summary of an artifact has them. ``positive`` is the index
+    of the positive one of two classes.
     """
 
     outputs: int
     kind: str = CLASSES
     fields: Mapping[str, Any] | None = None
+    positive: int = 1
 
     @classmethod
     def of(cls, task: Any) -> Labels:
@@ -80,6 +82,11 @@ class Labels:
     def unit(self) -> str:
         """The unit of labels; empty if they have none."""
         return str((self.fields or {}).get("unit", ""))
+
+    @property
+    def is_series(self) -> bool:
+        """Whether samples have the past of their labels."""
+        return bool((self.fields or {}).get("past"))
 
     def task(self) -> Any:
         """Return the task, an object of ``engine.tasks.Task``."""

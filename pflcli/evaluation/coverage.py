@@ -23,6 +23,7 @@ from pflcli.evaluation.metrics import conformal
 from pflcli.evaluation.metrics.conformal import ClientSets, Rule
 
 if TYPE_CHECKING:  # it imports scipy.special, which takes a quarter of a second
+    from pflcli.core.engine.tasks import Task
     from pflcli.evaluation.summary import Scored
 
 TABLE = "sets.csv"
@@ -128,16 +129,27 @@ def measure_sets(artifact: Artifact, test: SplitPredictions, coverage: float) ->
     return ClientSets(coverage, np.diff(validation.offsets), rules)
 
 
-def _measure_intervals(task: Any, validation: SplitPredictions, test: SplitPredictions, coverage: float) -> ClientSets:
-    """Score the intervals p - t to p + t of numbers, whose size is 2 t; nan where the threshold t is infinite."""
-    known, errors = (task.misses(each.parts["p"], each.y) for each in (validation, test))
+def _measure_intervals(task: Task, validation: SplitPredictions, test: SplitPredictions, coverage: float) -> ClientSets:
+    """Score the intervals of numbers: the task's, each end moved by the threshold t; width nan where t is infinite."""
+    (known, _), (errors, length) = (
+        _score_numbers(task, each.parts["p"], each.y, coverage) for each in (validation, test)
+    )
     rules = {}
     for rule in conformal.RULES:
         threshold = conformal.find_thresholds(known, validation.offsets, coverage, rule)
-        covered = errors <= np.repeat(threshold, np.diff(test.offsets))
-        width = np.where(np.isfinite(threshold), 2 * threshold, np.nan)
-        rules[rule] = Rule(threshold, scores.per_client(covered, test.offsets), width)
+        moved = np.repeat(threshold, np.diff(test.offsets))
+        width = np.maximum(length + 2 * np.where(np.isfinite(moved), moved, np.nan), 0.0)
+        each = (scores.per_client(values, test.offsets) for values in (errors <= moved, width))
+        rules[rule] = Rule(threshold, *each)
     return ClientSets(coverage, np.diff(validation.offsets), rules, of_numbers=True)
+
+
+def _score_numbers(
+    task: Task, p: NDArray[Any], y: NDArray[Any], level: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return how far labels (n,) are outside the task's intervals around predictions (n, C), and the lengths."""
+    low, high = task.bounds(p, level)
+    return np.maximum(low - y, y - high), high - low
 
 
 def calibrate_client_sets(
@@ -168,12 +180,16 @@ def calibrate_client_sets(
             )
         known, offsets = validation.parts[shared], np.append(offsets, offsets[-1])
     labels, at = read_labels(artifact.manifest, p.shape[1]), -1 if client is None else client
-    score = conformal.score_labels if labels.kind == CLASSES else labels.task().misses
-    threshold = float(conformal.find_thresholds(score(disclose(known), validation.y), offsets, level, rule)[at])
+    if labels.kind == CLASSES:
+        scored = conformal.score_labels(disclose(known), validation.y)
+    else:
+        scored, _ = _score_numbers(labels.task(), disclose(known), validation.y, level)
+    threshold = float(conformal.find_thresholds(scored, offsets, level, rule)[at])
     if labels.kind == CLASSES:
         members = conformal.build_sets(disclose(p), threshold, p.argmax(axis=1))
     else:
-        members = labels.task().bounds(disclose(p), threshold)
+        low, high = labels.task().bounds(disclose(p), level)
+        members = np.maximum(np.stack([low - threshold, high + threshold], axis=1), labels.task().least)
     return PredictionSets(level, rule, threshold, int(np.diff(offsets)[at]), members)
 
 
@@ -186,7 +202,7 @@ def summarize_sets(groups: Mapping[str, Sequence[Scored]], tried: Mapping[str, i
     level = sets.level
     return {
         "coverage": level,
-        "score": "|label - p|" if sets.of_numbers else "1 - p(label)",
+        "score": "distance of the label from the prediction" if sets.of_numbers else "1 - p(label)",
         "fewest_samples": conformal.fewest_samples(level),
         "pseudo_count": conformal.pseudo_count(level),
         "methods": {label: _summarize_method(items, level, tried.get(label, 1)) for label, items in groups.items()},

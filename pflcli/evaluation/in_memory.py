@@ -21,6 +21,7 @@ from pflcli.core import tasks
 from pflcli.core.errors import InputError, UsageError
 from pflcli.core.metrics import catalogue
 from pflcli.core.simulation.progress import find_best
+from pflcli.core.tasks import Labels
 from pflcli.core.wording import WordedInPython, in_python
 from pflcli.evaluation import client_identity, convergence, latex, round_costs, scoring, summary
 from pflcli.evaluation.presentation import conclusion, notes, tables
@@ -213,18 +214,18 @@ def _score(
     if not len(answers.y):
         raise InputError(f"{label} has no {split} samples to score")
     classes = answers.parts["p"].shape[1]
-    catalogue.require_defined(metrics, federation.task.kind, classes)
+    labels = Labels.of(federation.task)
+    catalogue.require_defined(metrics, labels)
     curve, losses = _read_progress(source)
-    fields: dict[str, Any] = scoring.score_predictions(answers, metrics, 1)
+    fields: dict[str, Any] = scoring.score_predictions(answers, metrics, labels)
     if source.method in conclusion.ALONE and "validation" in source.predictions:
-        fields["validation"] = scoring.score_validation(_read_split(source, "validation"), metrics, 1)
+        fields["validation"] = scoring.score_validation(_read_split(source, "validation"), metrics, labels)
     item = ScoredPredictions(
         label=label,
         method=source.method,
         seed=source.seed,
         names=None if client_identity.are_numbered(federation.names) else federation.names,
         class_names=federation.class_names or [*map(str, range(classes))],
-        unit=federation.task.unit,
         learned_from=("train", "validation") if source.settings.refit else ("train",),
         is_transductive=bool(source._method.TRANSDUCTIVE),
         is_reference=scoring.is_reference(source.method),

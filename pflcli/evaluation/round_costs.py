@@ -8,7 +8,9 @@ is 1 (one model to each client and back). The accuracy is the validation accurac
 models if the method measured it (``personal_accuracy``), otherwise that of the global model (``validation_accuracy``).
 The latter counts only for methods whose clients predict with the global model. A method whose clients adapt after the
 rounds reaches a target only if personal models were measured (``personal_every``); a method that personalizes the
-backbone of another method never does. Accuracy is known only every ``eval_every`` rounds.
+backbone of another method never does. Accuracy is known only every ``eval_every`` rounds. The target of numbers is a
+value of the task's first metric over all validation samples, such as the RMSE, which follows from the score in the same
+columns.
 
 *Simulated time* (Table 4, section 6.6): the duration of rounds if clients worked in parallel. ``rounds.csv`` records
 the seconds of a whole cohort on the workers of one machine, and all bytes. Every client is assumed to be the mean of
@@ -41,10 +43,12 @@ TARGET_METRICS = ("rounds_to_target", "seconds_to_target", "megabytes_to_target"
 """The quantities measured until the target is reached."""
 
 
-def check_target(target: float | None) -> None:
-    """Raise UsageError for a target outside (0, 1]."""
-    if target is not None and not 0 < target <= 1:
+def check_target(target: float | None, kind: str = CLASSES) -> None:
+    """Raise UsageError for a target that is no accuracy in (0, 1], or no finite number for another ``kind`` of task."""
+    if target is not None and kind == CLASSES and not 0 < target <= 1:
         raise UsageError(f"--target {target:g} is not an accuracy above 0 and up to 1", "--target 0.9")
+    if target is not None and not math.isfinite(target):
+        raise UsageError(f"--target {target:g} is not a finite number", "--target 2.5")
 
 
 def summarize_time_to_target(artifacts: Sequence[Artifact], target: float) -> dict[str, dict[str, Any]]:
@@ -57,11 +61,13 @@ def summarize_time_to_target(artifacts: Sequence[Artifact], target: float) -> di
 
 
 def measure_time_to_target(artifact: Artifact, target: float) -> dict[str, float] | None:
-    """Return TARGET_METRICS up to and including the round that reaches the ``target`` accuracy; None if no round does.
+    """Return TARGET_METRICS up to and including the round that reaches the ``target``; None if no round does.
 
     Raises InputError if a backbone is needed and no longer exists.
     """
     column, rows = read_rounds(artifact)
+    labels = read_labels(artifact.manifest, 0)
+    target = target if labels.fields is None else labels.task().score_at(target)
     if column == "validation_accuracy" and adapts(artifact.manifest.request["method"]):
         return None
     seconds = sent_bytes = 0.0

@@ -73,11 +73,11 @@ def score(
     return pair_with_baseline(scored, baseline)
 
 
-def require_classes(kind: str, outputs: int, target: float | None, level: float | None) -> None:
-    """Raise UsageError for a target accuracy unless labels are classes, and for sets of neither these nor numbers."""
-    for name, value in {"--target": target, "--coverage": None if outputs == 1 else level}.items():
-        if value is not None and kind != tasks.CLASSES:
-            raise UsageError(f"{name} is for classes, and the task is {kind}", f"leave out {name}")
+def require_suited(labels: tasks.Labels, target: float | None, level: float | None) -> None:
+    """Raise UsageError for a target that is no value of the first metric, and for sets of other labels than numbers."""
+    round_costs.check_target(target, labels.kind)
+    if level is not None and labels.kind != tasks.CLASSES and not labels.task().has_intervals:
+        raise UsageError(f"--coverage is for classes, and the task is {labels.kind}", "leave out --coverage")
 
 
 def summarize(
@@ -136,14 +136,14 @@ def judge(
     are_classes = metric in tasks.find(tasks.CLASSES).metrics
     shares = [np.bincount(item.answers.y).max() / len(item.answers.y) for item in scored] if are_classes else []
     majority = float(np.mean(shares)) if shares else None
-    if scored[0].unit:
-        table["unit"] = scored[0].unit
-    concluded = conclusion.conclude(rows, baseline, metric, level, majority, scored[0].unit)
+    if unit := scored[0].labels.unit:
+        table["unit"] = unit
+    concluded = conclusion.conclude(rows, baseline, metric, level, majority, unit)
     table["conclusion"] = concluded.record()
     table["marks"] = {
         name: marks.record() for name, marks in _mark_columns(groups, rows, identities, concluded, baseline).items()
     }
-    remarks = _define_metrics(rows, scored[0].metric_names, scored[0].class_names, scored[0].positive)
+    remarks = _define_metrics(rows, scored[0].metric_names, scored[0].class_names, scored[0].labels.positive)
     remarks += [*_describe_repetitions(groups, baseline), *_describe_untested(scored, table["split"])]
     table |= {"definitions": remarks} if remarks else {}
     learning = {label: items for label, items in groups.items() if not items[0].is_reference}
@@ -362,10 +362,11 @@ def score_artifact(
             "pfl partition DATASET -o DIR --fractions 0.6,0.2,0.2",
         )
     labels = read_labels(artifact.manifest, p.shape[1])
-    catalogue.require_defined(metric_names, labels.kind, labels.outputs)
+    catalogue.require_defined(metric_names, labels)
     curve, losses = round_costs.read_progress(artifact)
     class_names = codebook.read(artifact).class_names(p.shape[1])
-    method, positive = str(artifact.manifest.request["method"]), catalogue.positive_class(positive_name, class_names)
+    labels = replace(labels, positive=catalogue.positive_class(positive_name, class_names))
+    method = str(artifact.manifest.request["method"])
     known = method in conclusion.ALONE and predictions.has_split(artifact, "validation")
     held_out = predictions.read(artifact, "validation") if known else None
     return Scored(
@@ -375,15 +376,14 @@ def score_artifact(
         artifact=artifact,
         names=client_identity.read_names(artifact),
         class_names=class_names,
-        unit=labels.unit,
         learned_from=predictions.learned_splits(artifact),
         is_transductive=predictions.is_transductive(artifact),
         curve=curve,
         validation_samples=predictions.count_samples(artifact, "validation"),
         losses=losses,
         is_stopped=convergence.is_stopped(artifact.manifest.request["settings"], max(curve[0], default=0)),
-        validation=math.nan if held_out is None else score_validation(held_out, metric_names, positive),
-        **score_predictions(answers, metric_names, positive),
+        validation=math.nan if held_out is None else score_validation(held_out, metric_names, labels),
+        **score_predictions(answers, metric_names, labels),
         tuned=predictions.read_tuned(artifact),
         new=predictions.read_new_clients(artifact),
         sets=None if level is None else coverage.measure_sets(artifact, answers, level),
@@ -391,12 +391,12 @@ def score_artifact(
 
 
 def score_predictions(
-    answers: predictions.SplitPredictions, metric_names: tuple[str, ...], positive: int
+    answers: predictions.SplitPredictions, metric_names: tuple[str, ...], labels: tasks.Labels
 ) -> dict[str, Any]:
     """Return the fields of ScoredPredictions that follow from the predictions of one split."""
     p, y, offsets = answers.parts["p"], answers.y, answers.offsets
     client = {
-        metric.name: metric.score_clients(p, y, offsets, positive) for metric in catalogue.client_metrics(metric_names)
+        metric.name: metric.score_clients(p, y, offsets, labels) for metric in catalogue.client_metrics(metric_names)
     }
     return {
         "answers": answers,
@@ -404,16 +404,18 @@ def score_predictions(
         "n": np.diff(offsets),
         "client": client,
         "metric_names": metric_names,
-        "positive": positive,
+        "labels": labels,
     }
 
 
-def score_validation(answers: predictions.SplitPredictions, metric_names: tuple[str, ...], positive: int) -> float:
+def score_validation(
+    answers: predictions.SplitPredictions, metric_names: tuple[str, ...], labels: tasks.Labels
+) -> float:
     """Return the ranking metric of predictions on validation samples; nan without samples."""
     if not len(answers.y):
         return math.nan
     metric = catalogue.METRICS[metric_names[0]]
-    return metric.score_answers(answers.parts["p"], answers.y, answers.offsets, positive)
+    return metric.score_answers(answers.parts["p"], answers.y, answers.offsets, labels)
 
 
 Item = TypeVar("Item", bound=ScoredPredictions)
@@ -435,7 +437,7 @@ def pair_with_baseline(scored: Sequence[Item], baseline: str) -> list[Item]:
             )
         elif "global" in item.answers.parts:
             p, y, offsets = item.answers.parts["global"], item.answers.y, item.answers.offsets
-            score = catalogue.METRICS[item.metric_names[0]].score_clients(p, y, offsets, item.positive)
+            score = catalogue.METRICS[item.metric_names[0]].score_clients(p, y, offsets, item.labels)
             paired.append(replace(item, baseline_right=scores.correct(p, y), baseline=score))
         else:
             paired.append(item)

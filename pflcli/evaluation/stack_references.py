@@ -92,15 +92,15 @@ def choose_best_by_client(items: Sequence[Scored]) -> NDArray[np.float32]:
 def _validation_score(item: Scored) -> float:
     """Return the score of a run on validation samples; higher is better."""
     metric, split = _get_metric(item), predictions.read(item.artifact, "validation")
-    return metric.rank(metric.score_answers(split.parts["p"], split.y, split.offsets, item.positive))
+    return metric.rank(metric.score_answers(split.parts["p"], split.y, split.offsets, item.labels))
 
 
 def _score_predictions(item: Scored, p: NDArray[np.float32]) -> dict[str, float]:
     """Return the ranking metric and its bottom decile for predictions ``p`` (n, C) of the samples of ``item``."""
     metric, y = _get_metric(item), item.answers.y
     decile = catalogue.METRICS[catalogue.part(metric.name, "bottom_decile")]
-    by_client = {metric.name: metric.score_clients(p, y, item.answers.offsets, item.positive)}
-    return {entry.name: entry.score_run(by_client, item.n, p, y, item.positive) for entry in (metric, decile)}
+    by_client = {metric.name: metric.score_clients(p, y, item.answers.offsets, item.labels)}
+    return {entry.name: entry.score_run(by_client, item.n, p, y, item.labels) for entry in (metric, decile)}
 
 
 def _record_scores(values: Sequence[Mapping[str, float]], item: Scored) -> dict[str, dict[str, Any]]:

@@ -17,6 +17,7 @@ from pflcli.core import registry, rng, scores
 from pflcli.core.errors import GoneError
 from pflcli.core.metrics import catalogue
 from pflcli.core.metrics.metric import Metric
+from pflcli.core.tasks import CLASSES, Labels
 from pflcli.evaluation import client_identity, convergence, round_costs
 from pflcli.evaluation.metrics import fixed_clients, gains
 from pflcli.evaluation.metrics.conformal import ClientSets
@@ -46,13 +47,11 @@ class ScoredPredictions:
     client: dict[str, NDArray[np.float64]]
     metric_names: tuple[str, ...] = catalogue.DEFAULT
     """the metrics of ``--metric``; the first one ranks methods and defines gains"""
-    positive: int = 1
-    """index of the positive one of two classes"""
+    labels: Labels = field(default=Labels(0))
+    """what labels are"""
     names: Sequence[str] | None = None
     """the names of the clients (m,); None if they are unnamed"""
     class_names: Sequence[str] = ()
-    unit: str = ""
-    """the unit of labels that are numbers"""
     method: str = ""
     learned_from: Sequence[str] = ("train",)
     """the splits that the run learned from"""
@@ -241,7 +240,7 @@ def _add_scores(metrics: _Row, items: Sequence[ScoredPredictions]) -> None:
     samples = sum(int(item.n.sum()) for item in items)
     for metric in catalogue.prediction_metrics(items[0].metric_names):
         values = [
-            metric.score_run(item.client, item.n, item.answers.parts["p"], item.answers.y, item.positive)
+            metric.score_run(item.client, item.n, item.answers.parts["p"], item.answers.y, item.labels)
             for item in items
         ]
         if metric.optional:
@@ -281,6 +280,8 @@ def _add_gain(
         over = catalogue.METRICS[catalogue.part(metric.name, name)].over
         assert over is not None
         beside[f"baseline_{name}"] = float(np.mean([over(base, base) for base in bases]))
+    if metric.lower_is_better and items[0].labels.kind != CLASSES:  # an error, of which a part is gained
+        beside["baseline_mean"] = float(np.mean([*map(scores.weighted_mean, bases, weight)]))
     differing = [_count_differing(item)[chosen] for item, chosen in zip(items, tested, strict=True)]
     if any(counts.any() for counts in differing):
         clients_of = [identities[item.seed][chosen] for item, chosen in zip(items, tested, strict=True)]

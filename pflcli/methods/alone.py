@@ -8,7 +8,7 @@ Validation samples choose nothing, so that the score on them is honest. No singl
 each of the three is far behind another one.
 
 If labels are a quantity or counts, a client takes ridge or Poisson regression, or a forest, by the smaller loss in
-cross-validation.
+cross-validation. For quantiles, it adds those of the errors in cross-validation to the prediction.
 
 A client with samples of a single class predicts this class; one with fewer than three samples, logistic regression; one
 without samples, all classes alike, or the mean label of all clients. Which model each client took is stored beside its
@@ -32,7 +32,7 @@ NEEDS = ()
 PAPER = "Alone"
 YEAR = 2011
 REFERENCE = True
-TASKS = ("classes", "quantity", "count")
+TASKS = ("classes", "quantity", "quantile", "count")
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ def fit(run: Run, samples: NDArray[Any], y: NDArray[Any], draw: np.random.Genera
     if run.task.kind == "classes":
         model = "logistic" if run.cfg.model == "linear" else run.cfg.model
         return classifiers.fit(samples, y, run.federation.classes, model, draw)
-    is_count = run.task.kind == "count"
-    return regressors.fit(samples, y, run.task.default(), run.cfg.model, draw, are_counts=is_count)
+    is_count, levels = run.task.kind == "count", getattr(run.task, "quantiles", ())
+    return regressors.fit(samples, y, run.task.default(), run.cfg.model, draw, are_counts=is_count, quantiles=levels)
 
 
 def record_choices(run: Run, fitted: Sequence[classifiers.Classifier]) -> dict[str, NDArray[np.float64]]:

@@ -26,7 +26,7 @@ PAPER = "Alone pooled"
 YEAR = 2011
 SENDS_MORE = "samples"
 REFERENCE = True
-TASKS = ("classes", "quantity", "count")
+TASKS = ("classes", "quantity", "quantile", "count")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ A reference rather than a method: a network that is not above it has learned not
 probabilities are the frequencies of the client's classes; of equally frequent classes, the first is predicted. A client
 without training samples is given the frequencies of all clients. No model is trained and nothing is sent. This is
 `DummyClassifier(strategy="prior")` of scikit-learn (Pedregosa et al., 2011), fitted by each client. If labels are a
-quantity or counts, it predicts the mean label, as `DummyRegressor` does.
+quantity or counts, it predicts the mean label, as `DummyRegressor` does, and for quantiles those of its labels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PAPER = "Constant"
 YEAR = 2011
 DETERMINISTIC = True
 REFERENCE = True
-TASKS = ("classes", "quantity", "count")
+TASKS = ("classes", "quantity", "quantile", "count")
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,13 @@ def _frequencies(run: Run, clients: NDArray[np.int64]) -> NDArray[np.float32]:
 
 
 def mean_labels(run: Run, clients: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return the mean label (m, 1) of the clients' training samples; that of all clients for one without any."""
-    means = [run.federation.labels_of(np.asarray([client]), "train") for client in clients.tolist()]
-    return np.stack([np.full(1, y.mean()) if len(y) else run.task.default() for y in means]).astype(np.float32)
+    """Return the mean label (m, 1) of the clients' training samples, or their quantiles (m, C).
+
+    They are those of all clients for a client without training samples.
+    """
+    labels = [run.federation.labels_of(np.asarray([client]), "train") for client in clients.tolist()]
+    levels = getattr(run.task, "quantiles", ())
+    known = [np.quantile(y, levels) if levels else np.full(1, y.mean()) for y in labels if len(y)]
+    constants = np.tile(run.task.default(), (len(labels), 1))
+    constants[[bool(len(y)) for y in labels]] = known
+    return constants

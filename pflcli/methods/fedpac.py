@@ -159,7 +159,8 @@ def _combine_heads(run: Run, state: State, cohort: NDArray[np.int64], body: Para
 def _feature_statistics(run: Run, clients: NDArray[np.int64], models: Stacked) -> tuple[Tensor, Tensor]:
     """Return h (m, C, d) and V (m,) of the clients' features by their models."""
     hs, variances = [], []
-    for client, features in zip(clients, run.engine.embed_each(clients, models, "train"), strict=True):
+    embedded = run.engine.outputs_each(clients, models, "train", features=True)
+    for client, (_, features) in zip(clients, embedded, strict=True):
         y, z = run.federation.y[run.federation.block(int(client), "train")], features.double()
         h = z.new_zeros(run.federation.classes, z.shape[1]).index_add_(0, y, z) / len(z)
         hs.append(h)

@@ -92,7 +92,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
         return run.predictor(clients, own)
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
-        embedded = run.engine.embed_each(clients, own, split)
+        embedded = [z for _, z in run.engine.outputs_each(clients, own, split, features=True)]
         return {"p": np.concatenate([run.task.predict(_closeness(z, prototypes)) for z in embedded])}
 
     return Predictor(answer, run.predicted_splits)

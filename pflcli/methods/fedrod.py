@@ -110,8 +110,9 @@ def _offsets(run: Run, clients: NDArray[np.int64]) -> Tensor:
 def _losses(logits: Tensor, z: Tensor, params: Mapping[str, Tensor], batch: StackedBatch) -> Tensor:
     """Return the balanced loss of the generic model plus the loss of both heads, which moves the own one alone."""
     weight = params[_OWN + "head.weight"]
-    personal = logits.detach() + z.detach()[..., : weight.shape[2]] @ weight.mT
+    generic = logits.detach()
     if _OWN + "head.bias" in params:
-        personal = personal + params[_OWN + "head.bias"][:, None]
+        generic = generic + params[_OWN + "head.bias"][:, None]
+    personal = torch.baddbmm(generic, z.detach()[..., : weight.shape[2]], weight.mT)
     balanced = batch.loss(logits + batch.own["offsets"][:, None])
     return balanced + batch.loss(personal)

@@ -7,13 +7,13 @@ experiments. With ``--refit``, as in the paper, lambda is the choice of an earli
 stores also use validation samples. The authors' code differs from the paper: it divides squared distances by the
 dimension (``kernel=scaled-squared`` of ``knn-per-extended``) and chooses lambda on test samples.
 
-If labels are a quantity or counts, p_kNN is the mean label of the neighbours with the same weights, and lambda is the
-one with the best score of the task. The paper has classes only.
+If labels are a quantity or counts, p_kNN is the mean label of the neighbours with the same weights, or their weighted
+quantiles, and lambda is the one with the best score of the task. The paper has classes only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -43,7 +43,7 @@ NEEDS = ("datastore",)
 PAPER = "kNN-Per"
 YEAR = 2022
 GRID = {"k": (1, 3, 5, 7, 10, 12, 14, 16)}
-TASKS = ("classes", "quantity", "count")
+TASKS = ("classes", "quantity", "quantile", "count")
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,31 @@ def vote(
     """Return p_kNN (n, C) for the kernel exp(``exponent``) (n, k); numbers without neighbours are the model's."""
     if run.task.kind == "classes":
         return voting.vote_by_distance(neighbours, run.federation.classes, exponent)
-    means = voting.mean_by_distance(neighbours, exponent)
-    return np.where(np.isnan(means), model, means)
+    if levels := getattr(run.task, "quantiles", ()):
+        found = quantiles_by_distance(neighbours, exponent, levels)
+    else:
+        found = voting.mean_by_distance(neighbours, exponent)
+    return np.where(np.isnan(found), model, found)
+
+
+def quantiles_by_distance(
+    neighbours: Neighbours, exponent: NDArray[np.float64], levels: Sequence[float]
+) -> NDArray[np.float64]:
+    """Return the quantiles (n, C) of each query's neighbours, weighted by the softmax of ``exponent`` (n, k).
+
+    A quantile is the least label up to which the weights reach its level; nan for a query without neighbours.
+    """
+    exists = np.isfinite(neighbours.distance)
+    order = np.argsort(np.where(exists, neighbours.label, np.inf), axis=1, kind="stable")
+    label, e = (
+        np.take_along_axis(each, order, axis=1) for each in (neighbours.label, np.where(exists, exponent, -np.inf))
+    )
+    largest = e.max(axis=1, keepdims=True, initial=-np.inf)
+    reached = np.exp(e - np.where(np.isfinite(largest), largest, 0)).cumsum(axis=1)
+    total = reached[:, -1:]
+    place = (reached[:, :, None] < np.asarray(levels) * total[:, :, None]).sum(axis=1)
+    found = np.take_along_axis(label, np.minimum(place, label.shape[1] - 1), axis=1)
+    return np.where(total > 0, found, np.nan)
 
 
 def score_lambdas(

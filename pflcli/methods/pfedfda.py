@@ -178,9 +178,9 @@ def _adapt_statistics(
 
 def _draw_folds(y: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
     """Return the half, 0 or 1, of each sample (n,), -1 for a lone sample of its class."""
-    fold = np.full(len(y), -1)
-    for c in np.unique(y):
-        rows = rng.permutation(np.flatnonzero(y == c))
+    fold, order = np.full(len(y), -1), np.argsort(y, kind="stable")
+    for of_class in np.split(order, np.flatnonzero(np.diff(y[order])) + 1):
+        rows = rng.permutation(of_class)
         if len(rows) > 1:  # a lone sample would leave one half without its class
             fold[rows] = np.arange(len(rows)) % 2
     return fold

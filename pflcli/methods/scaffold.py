@@ -15,7 +15,6 @@ The result is a global model. Control variates start at zero and do not change p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -68,12 +67,13 @@ def train_round(run: Run, state: State, t: int) -> State:
     # Model and change of the control variate are one upload: an upload step or a bound covers both together.
     mean = run.averaging({**start, **_add_prefix(controls.default)})
     for ids in run.client_chunks(cohort):
-        own = controls[ids]
-        drift = {name: torch.sub(value, own[name], out=own[name]) for name, value in control.items()}
+        own_controls = controls[ids]
+        drift = {name: value - own_controls[name] for name, value in control.items()}
         (part,) = run.local_sgd(ids, start, t=t, momentum=0.0, own=drift, adds_own=True)
-        scale = (1 / (count[ids] * run.settings.lr_at(t))).tolist()
-        change = {n: _move_controls(drift[n], v, start[n], part.params[n], scale) for n, v in control.items()}
-        controls[ids] = drift
+        scale = torch.from_numpy(1 / (count[ids] * run.settings.lr_at(t)))
+        # The change of c_i is the mean of the gradients minus c.
+        change = {n: _control_change(v, start[n], part.params[n], scale, drift[n]) for n, v in control.items()}
+        controls[ids] = {name: own_controls[name].add_(value) for name, value in change.items()}
         mean.add({**part.params, **_add_prefix(change)}, part.weights, part.clients)
     value, share = mean.value(), run.share_of_samples(cohort)
     model = move_towards(run, start, {name: value[name] for name in start}, run.cfg.server_lr)
@@ -99,15 +99,10 @@ def _steps(run: Run, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.asarray(run.settings.epochs * each)
 
 
-def _move_controls(drift: Tensor, control: Tensor, start: Tensor, trained: Tensor, scale: Sequence[float]) -> Tensor:
-    """Turn the ``drift`` c - c_i of clients (m, ...) into their new control variates, and return how these changed.
+def _control_change(control: Tensor, start: Tensor, trained: Tensor, scale: Tensor, out: Tensor) -> Tensor:
+    """Return the changes (m, ...) of clients' control variates, by steps from ``start`` to ``trained`` (m, ...).
 
-    With g the mean of the gradients of the steps from ``start`` to ``trained`` (m, ...), these are g - (c - c_i), and
-    they changed by g - c.
+    They are computed in the memory of ``out``.
     """
-    changes = torch.empty_like(trained)
-    for change, own, reached, factor in zip(changes, drift, trained, scale, strict=True):  # in the cache
-        torch.sub(start, reached, out=change).mul_(factor)
-        torch.sub(change, own, out=own)
-        change.sub_(control)
-    return changes
+    difference = torch.sub(start, trained, out=out)
+    return torch.addcmul(-control, difference, scale.to(difference).view(-1, *[1] * control.ndim), out=out)

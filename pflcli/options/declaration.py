@@ -225,9 +225,9 @@ AttendanceFile = Annotated[
 Target = Annotated[
     float | None,
     typer.Option(
-        help="Also report the rounds, seconds and MB until validation accuracy first reaches this value (0 to 1). It is"
-        " measured every --eval-every rounds, with personal models if the method has them, otherwise with the global"
-        " model.",
+        help="Also report the rounds, seconds and MB until validation accuracy first reaches this value (0 to 1), or"
+        " the RMSE of quantities or the Poisson deviance of counts falls to it. It is measured every --eval-every"
+        " rounds, with personal models if the method has them, otherwise with the global model.",
         metavar="F",
     ),
 ]

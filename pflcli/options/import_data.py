@@ -92,7 +92,8 @@ class ImportData(TableOptions):
         typer.Option(
             help="Learn to predict classes (each distinct label, even if labels are many whole numbers, dates, or words"
             " such as NA), a quantity (by squared error; quantity:absolute and quantity:huber are less sensitive to"
-            " outliers), or a count of events (by the likelihood of Poisson's distribution).",
+            " outliers), quantiles of one, as in quantile:0.1,0.5,0.9, or a count of events (by the likelihood of"
+            " Poisson's distribution).",
             metavar="NAME",
             show_default="classes, if labels look like them",
             autocompletion=completion.words(*tasks.KINDS),

@@ -26,7 +26,7 @@ from pflcli.options.declaration import (
 
 @dataclass(frozen=True)
 class Predict(TableOptions):
-    """Predict classes and their probabilities for new samples with a client's personal model.
+    """Predict classes with their probabilities, or numbers, for new samples with a client's personal model.
 
     Examples:
         pfl predict runs/knn-per digits.npz --client w0012 -o answers.csv
@@ -120,8 +120,8 @@ class Predict(TableOptions):
     coverage: Annotated[
         float | None,
         typer.Option(
-            help="Also return the set of classes that contains the true one with this probability (between 0 and"
-            " 1), calibrated on the stored predictions for validation samples.",
+            help="Also return the set of classes, or the interval of numbers, that contains the true one with this"
+            " probability (between 0 and 1), calibrated on the stored predictions for validation samples.",
             metavar="F",
         ),
     ] = None

@@ -7,28 +7,49 @@ import json
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import h5py
 import numpy as np
 import pytest
+import torch
 
 from helpers import ROOT
 from pflcli import (
+    Federation,
+    audit,
     build_datastore,
+    check_site,
+    create_federation,
     evaluate,
     export,
     extract,
     import_data,
+    import_predictions,
     new_client,
     partition,
     personalize,
     predict,
+    report,
+    run_federation,
+    serve_site,
+    simulate,
+    stack,
     train_global,
 )
 from pflcli.artifacts.reader import open_artifact
-from pflcli.core.errors import InputError
+from pflcli.core.engine.tasks.count import Count, deviances
+from pflcli.core.engine.tasks.quantity import Quantity
+from pflcli.core.errors import InputError, UnsuitedError, UsageError
+from pflcli.core.tasks import Labels
+from pflcli.evaluation import figures, lineage
+from pflcli.evaluation.charts import vega
+from pflcli.evaluation.stored_comparison import read_comparison
+from pflcli.plugins.audits import attacks
+from pflcli.plugins.page import charts as page_charts
+from pflcli.plugins.page import runs as page_runs
 
-SETTINGS = {"model": "mlp", "rounds": 2, "participation": 1.0, "batch_size": 10, "lr": 0.05}
+SETTINGS = {"model": "mlp", "eval_every": 1, "rounds": 2, "participation": 1.0, "batch_size": 10, "lr": 0.05}
 WORDS = [f"--{name.replace('_', '-')} {value}" for name, value in SETTINGS.items()]
 WORK = {
     "personalize": "personalize fedavg p -o x",
@@ -39,6 +60,15 @@ WORK = {
     "report": "report e -o x.html",
     "replay": "replay d -o x",
     "extract": "extract b -o x",
+    "predict": "predict d {task}.csv --client c1",
+    "new-client": "new-client d {task}.csv --client later --label y -o x",
+    "export": "export d --client c1 -o x",
+    "audit": "audit d -o x",
+    "stack": "stack f d -o x",
+    "federation create": "federation create d -o x",
+    "evaluate --target": "evaluate f d -o x --target 20",
+    "evaluate --group-scores": "evaluate f d -o x --group-scores sex",
+    "show --plot": "show --plot x.svg p",
 }
 """A line of each command that follows every task."""
 REFUSED = {
@@ -46,18 +76,11 @@ REFUSED = {
         "predict d {task}.csv --client c1 --answers label",
         "--answers label reveals classes alone, and the task is {task}",
     ),
-    "stack": ("stack f d -o x", "pfl stack reads classes, and the task is {task}"),
-    "federation": ("federation create d -o x", "pfl federation reads classes, and the task is {task}"),
-    "import-predictions": (
-        "import-predictions {task}.csv --like p --name other -o x",
-        "pfl import-predictions reads classes, and the task is {task}",
+    "sweep": ("sweep em -o x --k 5", "pfl sweep reads classes, and the task is {task}"),
+    "build-datastore --prototypes": (
+        "build-datastore em -o x --prototypes 5",
+        "--prototypes reads classes, and the task is {task}",
     ),
-    "evaluate --target": ("evaluate f d -o x --target 0.5", "--target is for classes, and the task is {task}"),
-    "evaluate --group-scores": (
-        "evaluate f d -o x --group-scores a",
-        "--group-scores reads classes, and the task is {task}",
-    ),
-    "show --plot": ("show --plot x.svg p", "the picture of a partition reads classes, and the task is {task}"),
 }
 """A line of each command that refuses other tasks than classes, and the refusal."""
 
@@ -69,15 +92,25 @@ def chain(request, tmp_path_factory):
     x, client = draw.normal(size=(200, 2)), np.repeat(np.arange(4), 50)
     line = x[:, 0] + 0.3 * client
     y = np.round(1000 + 50 * line, 2) if request.param == "quantity" else draw.poisson(np.exp(line))
-    rows = [f"c{c},{a:.4f},{b:.4f},{label}" for c, (a, b), label in zip(client, x, y, strict=True)]
+    values = zip(client, x, "mf" * 100, y, strict=True)
+    rows = [f"c{c},{a:.4f},{b:.4f},{sex},{label}" for c, (a, b), sex, label in values]
     table = folder / f"{request.param}.csv"
-    table.write_text("\n".join(["who,a,b,y", *rows]) + "\n", encoding="utf-8")
-    import_data(table, folder / "data", client="who", label="y", task=request.param, unit="EUR")
+    table.write_text("\n".join(["who,a,b,sex,y", *rows]) + "\n", encoding="utf-8")
+    import_data(table, folder / "data", client="who", label="y", task=request.param, unit="EUR", keep=["sex"])
     partition(folder / "data", folder / "p")
     for name, method in (("f", "fedavg"), ("d", "ditto")):
         personalize(method, folder / "p", folder / name, **SETTINGS)
     evaluate([folder / "f", folder / "d"], folder / "e")
     return request.param, folder
+
+
+@pytest.fixture(scope="module")
+def stores(chain):
+    """Return a run of knn-per, whose clients predict with a store."""
+    _, folder = chain
+    train_global(folder / "p", folder / "g", **SETTINGS)
+    build_datastore(extract(folder / "g", folder / "em"), folder / "ds")
+    return personalize("knn-per", folder / "ds", folder / "knn", options={"k": 5})
 
 
 def run(pfl, folder, line, monkeypatch):
@@ -91,7 +124,8 @@ def run(pfl, folder, line, monkeypatch):
 @pytest.mark.parametrize("command", WORK)
 def test_commands_follow_the_task(pfl, chain, command, monkeypatch, tmp_path):
     task, folder = chain
-    line = WORK[command].replace(" -o x", f" -o {tmp_path / 'x'}")
+    line = WORK[command].replace(" -o x", f" -o {tmp_path / 'x'}").replace("{task}", task)
+    line = line.replace("x.svg", str(tmp_path / "x.svg"))
     if command == "extract":
         assert run(pfl, folder, f"train-global p -o {tmp_path / 'b'}", monkeypatch).code == 0
         line = line.replace(" b ", f" {tmp_path / 'b'} ")
@@ -107,21 +141,12 @@ def test_commands_follow_the_task(pfl, chain, command, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("command", REFUSED)
-def test_commands_that_read_classes_say_so(pfl, chain, command, monkeypatch):
+def test_commands_that_read_classes_say_so(pfl, chain, stores, command, monkeypatch):
     task, folder = chain
     line, words = (text.replace("{task}", task) for text in REFUSED[command])
     ran = run(pfl, folder, line, monkeypatch)
     assert (ran.code in (2, 3), words in ran.err) == (True, True), ran.err
     assert not (folder / "x").exists()
-
-
-@pytest.fixture(scope="module")
-def stores(chain):
-    """Return a run of knn-per, whose clients predict with a store."""
-    _, folder = chain
-    train_global(folder / "p", folder / "g", **SETTINGS)
-    build_datastore(extract(folder / "g", folder / "em"), folder / "ds")
-    return personalize("knn-per", folder / "ds", folder / "knn", options={"k": 5})
 
 
 def read_test(run, client):
@@ -239,14 +264,298 @@ def test_intervals_cover_numbers_as_computed_by_hand(pfl, chain, monkeypatch, tm
     assert own["set_size"]["value"] == pytest.approx(np.average(width, weights=n), rel=1e-9)
     assert own["set_size"]["unit"] == "unit of labels"
     assert own["coverage"]["value"] == pytest.approx(np.average(covered, weights=n), rel=1e-9)
-    assert sets["score"] == "|label - p|"
+    assert sets["score"] == "distance of the label from the prediction"
     shown = pfl("show", tmp_path / "x").out
     assert "Prediction intervals at coverage 80 %" in shown
     assert "width" in shown
 
 
+def fit_by_hand(task, inputs, y, fold, ridge, unit):
+    """Return the exponents that minimize the deviances / unit + ridge / 2 |b - 1 / M|^2, by small steps."""
+    from scipy.optimize import minimize
+
+    even = np.full(inputs.shape[1], 1 / inputs.shape[1])
+
+    def loss(b):
+        return task.curve(inputs[fold] @ b, y[fold])[0].sum() / unit + ridge / 2 * ((b - even) ** 2).sum()
+
+    return minimize(loss, even, method="BFGS", options={"gtol": 1e-9}).x
+
+
+def test_a_stack_mixes_numbers_by_the_loss_on_validation_samples(chain, stores, tmp_path):
+    task, folder = chain
+    made = stack([folder / name for name in ("f", "d", "knn")], tmp_path / "s", gate=False)
+    assert [*made.summary["exponents"]] == ["ditto", "fedavg", "knn-per, votes"]
+    of = Labels(1, **made.summary["task"]).task()
+    parts = {}
+    for name in ("d", "f", "knn"):
+        with h5py.File(folder / name / "predictions.h5") as file:
+            stored = "knn" if name == "knn" else "p"
+            parts[name] = {split: file[f"{split}/{stored}"][...].astype(float) for split in ("validation", "test")}
+            y = {split: file[f"{split}/y"][...] for split in ("validation", "test")}
+    if task == "quantity":
+        assert np.allclose(of.link(parts["d"]["test"]) * of.deviation + of.mean, parts["d"]["test"][:, 0])
+    else:
+        expected = np.log((parts["d"]["test"][:, 0] / of.mean + 0.01) / 1.01)
+        assert np.allclose(of.link(parts["d"]["test"]), expected)
+    inputs = np.stack([of.link(parts[name]["validation"]) for name in ("d", "f", "knn")], axis=1)
+    unit = 2 * of.curve(inputs.mean(axis=1), y["validation"])[0].mean()
+    b = fit_by_hand(of, inputs, y["validation"], slice(None), made.summary["ridge"], unit)
+    assert [*made.summary["exponents"].values()] == pytest.approx(b, abs=1e-4)
+    mixed = np.stack([of.link(parts[name]["test"]) for name in ("d", "f", "knn")], axis=1) @ b
+    p = mixed * of.deviation + of.mean if task == "quantity" else np.exp(mixed) * of.mean
+    with h5py.File(tmp_path / "s" / "predictions.h5") as file:
+        assert file["test/p"][:, 0] == pytest.approx(p, rel=1e-3)
+    # The folds leave samples out, and the pool is at least nearly as good as the best that it pools.
+    best = min(of.curve(inputs[:, at], y["validation"])[0].mean() for at in range(3))
+    assert made.summary["validation_loss"]["pool"] < 1.3 * best
+    lines = (folder / f"{task}.csv").read_text(encoding="utf-8").splitlines()
+    stored, _, sample = read_test(tmp_path / "s", 2)
+    (tmp_path / "x.csv").write_text("\n".join([lines[0], *(lines[at + 1] for at in sample)]) + "\n", encoding="utf-8")
+    assert predict(tmp_path / "s", tmp_path / "x.csv", client="c2").p == pytest.approx(stored, rel=1e-6)
+
+
+def test_a_stack_keeps_for_a_client_what_predicts_better(chain, tmp_path):
+    _, folder = chain
+    made = stack([folder / "f", folder / "d"], tmp_path / "s", own=True)
+    with h5py.File(tmp_path / "s" / "predictions.h5") as file, h5py.File(folder / "f" / "predictions.h5") as of_global:
+        kept = ~file["tuned/pooled"][...].astype(bool)
+        rows = np.repeat(kept, np.diff(file["test/offsets"][...]))
+        assert np.array_equal(file["test/p"][...][rows], of_global["test/p"][...][rows])
+        assert file["tuned/exponent ditto"].shape == (4,)
+    assert {*made.summary["validation_loss"]} == {"pool", "global"}
+
+
+def test_the_derivatives_by_which_a_stack_is_fitted_are_those_of_its_loss():
+    for of in (Quantity(mean=5.0, deviation=2.0), Count(mean=2.0, deviance=1.5)):
+        y, outputs, step = np.array([0.0, 3.0, 7.0]), np.array([-1.0, 0.3, 2.0]), 1e-5
+        loss, slope, curvature = of.curve(outputs, y)
+        ahead, behind = of.curve(outputs + step, y), of.curve(outputs - step, y)
+        assert slope == pytest.approx((ahead[0] - behind[0]) / (2 * step), rel=1e-5)
+        assert curvature == pytest.approx((ahead[1] - behind[1]) / (2 * step), rel=1e-5)
+        p = of.predict(torch.from_numpy(outputs[:, None]))
+        assert loss == pytest.approx(1 - of.scores(p, y), rel=1e-5)
+
+
+def test_groups_are_scored_by_the_metric_of_the_task(chain, tmp_path):
+    task, folder = chain
+    metric = {"quantity": "rmse", "count": "poisson_deviance"}[task]
+    evaluate([folder / "f", folder / "d"], tmp_path / "g", group_scores=["sex"])
+    entry = json.loads((tmp_path / "g" / "metrics.json").read_text())["groups"][0]
+    row = next(row for row in entry["rows"] if (row["label"], row["group"]) == ("ditto", "f"))
+    with h5py.File(folder / "d" / "predictions.h5") as file:
+        chosen = file["test/sample"][...] % 2 == 1  # the table has m and f in turn
+        client = np.repeat(np.arange(4), np.diff(file["test/offsets"][...]))[chosen]
+        p, y = file["test/p"][...][chosen], file["test/y"][...][chosen]
+    losses = (p[:, 0].astype(float) - y) ** 2 if task == "quantity" else deviances(p, y)
+    each = [losses[client == c].mean() ** (0.5 if task == "quantity" else 1) for c in range(4)]
+    assert row["metrics"][metric]["value"] == pytest.approx(np.average(each, weights=np.bincount(client)), rel=1e-9)
+    assert {*row["metrics"]} <= {metric, "gain", "gain_relative"}
+
+
+def test_a_target_is_a_value_of_the_metric(chain, tmp_path):
+    task, folder = chain
+    facts = json.loads((folder / "f" / "manifest.json").read_text())["summary"]["task"]["fields"]
+    with (folder / "f" / "rounds.csv").open(newline="", encoding="utf-8") as file:
+        scores = [float(row["validation_accuracy"]) for row in csv.DictReader(file) if row["validation_accuracy"]]
+    errors = [
+        facts["deviation"] * (1 - score) ** 0.5 if task == "quantity" else facts["deviance"] * (1 - score)
+        for score in scores
+    ]
+    assert errors[1] < errors[0]
+    with h5py.File(folder / "f" / "predictions.h5") as file:  # the last round, by NumPy alone
+        p, y = file["validation/p"][:, 0].astype(float), file["validation/y"][...]
+    by_hand = np.sqrt(np.mean((p - y) ** 2)) if task == "quantity" else deviances(p[:, None], y).mean()
+    assert errors[1] == pytest.approx(by_hand, rel=1e-4)
+    made = evaluate([folder / "f"], tmp_path / "t", target=sum(errors) / 2)
+    assert (
+        json.loads((made.path / "metrics.json").read_text())["methods"][0]["metrics"]["rounds_to_target"]["value"] == 2
+    )
+    never = evaluate([folder / "f"], tmp_path / "n", target=0.9 * errors[1])
+    assert json.loads((never.path / "metrics.json").read_text())["methods"][0]["metrics"]["rounds_to_target"]["n"] == 0
+    with pytest.raises(UsageError, match="not a finite number"):
+        evaluate([folder / "f"], tmp_path / "x", target=float("inf"))
+
+
+def test_the_target_of_a_table_has_the_unit_of_labels(pfl, chain, tmp_path):
+    _, folder = chain
+    evaluate([folder / "f"], tmp_path / "t", target=20)
+    assert "rounds to 20 EUR" in pfl("show", tmp_path / "t").out
+
+
+def write_theirs(folder, path, change=0.0):
+    """Write predictions of another tool: the stored ones of fedavg, plus a change, in another order."""
+    lines = ["client,sample,split,prediction"]
+    with h5py.File(folder / "f" / "predictions.h5") as file:
+        for split in ("validation", "test"):
+            owner = np.repeat(np.arange(4), np.diff(file[f"{split}/offsets"][...]))
+            for c, sample, p in zip(owner, file[f"{split}/sample"][...], file[f"{split}/p"][:, 0], strict=True):
+                lines.append(f"c{c},{sample},{split},{float(str(p)) + change!r}")
+    path.write_text("\n".join([lines[0], *lines[:0:-1]]) + "\n", encoding="utf-8")
+
+
+def test_numbers_of_another_tool_are_imported(chain, tmp_path):
+    _, folder = chain
+    write_theirs(folder, tmp_path / "p.csv")
+    made = import_predictions(tmp_path / "p.csv", tmp_path / "theirs", like=folder / "p", name="theirs")
+    with h5py.File(made.path / "predictions.h5") as mine, h5py.File(folder / "f" / "predictions.h5") as file:
+        for name in ("p", "y", "sample", "offsets"):
+            assert np.array_equal(mine[f"test/{name}"][...], file[f"test/{name}"][...])
+    table = evaluate([made, folder / "f"], tmp_path / "e").table()
+    assert table.iloc[0, 1] == table.iloc[1, 1]
+    text = (tmp_path / "p.csv").read_text(encoding="utf-8")
+    (tmp_path / "bad.csv").write_text(text.replace("client,sample,split,prediction", "client,sample,split,p(1)"))
+    with pytest.raises(InputError, match="no column prediction"):
+        import_predictions(tmp_path / "bad.csv", tmp_path / "x", like=folder / "p", name="theirs")
+    last = text.rstrip().rpartition(",")[0]
+    (tmp_path / "nan.csv").write_text(f"{last},nan\n", encoding="utf-8")
+    with pytest.raises(InputError, match="not a finite number"):
+        import_predictions(tmp_path / "nan.csv", tmp_path / "x", like=folder / "p", name="theirs")
+
+
+def test_the_picture_of_a_partition_has_the_quartiles_of_each_client(chain):
+    _, folder = chain
+    spec = figures.draw_partition(open_artifact(folder / "p"))
+    rows = spec["vconcat"][1]["data"]["values"]
+    with h5py.File(folder / "p" / "samples.h5") as file:
+        y, offsets = file["y"][...], file["offsets"][::3]
+    for at, row in enumerate(rows):
+        own = y[offsets[at] : offsets[at + 1]]
+        expected = [at, own.min(), *np.quantile(own, [0.25, 0.5, 0.75]), own.max()]
+        assert [*row.values()] == pytest.approx(expected, rel=1e-4)
+    assert len(rows) == 4
+    assert vega.render(spec).startswith(b"\x89PNG")
+
+
+def test_the_page_shows_predicted_and_true_numbers_and_labels(chain, tmp_path):
+    _, folder = chain
+    artifact = open_artifact(folder / "e")
+    comparison = read_comparison(artifact)
+    charts = page_charts.draw(comparison, page_runs.read(comparison, lineage.trace(artifact)))
+    by_key = {chart.key: chart for chart in charts}
+    assert {"ranked", "predicted", "labels"} <= {*by_key}
+    assert "time" not in by_key  # samples were split at random
+    rows = by_key["predicted"].spec["layer"][1]["data"]["values"]
+    with h5py.File(folder / "d" / "predictions.h5") as file:
+        p, y = file["test/p"][:, 0], file["test/y"][...]
+    assert comparison.chosen == "ditto"
+    assert [row["true"] for row in rows] == pytest.approx(y, rel=1e-4)
+    assert [row["predicted"] for row in rows] == pytest.approx(p, rel=1e-4, abs=1e-4)
+    assert {row["client"] for row in rows} == {"c0", "c1", "c2", "c3"}
+    assert by_key["predicted"].spec["layer"][1]["encoding"]["x"]["title"] == "true, EUR"
+    assert [row["client"] for row in by_key["labels"].spec["data"]["values"]] == ["c0", "c1", "c2", "c3"]
+
+
+def test_the_page_shows_errors_over_time_if_samples_are_in_time(tmp_path):
+    draw = np.random.default_rng(1)
+    lines = ["who,day,a,y"]
+    lines += [
+        f"c{c},{day},{draw.normal():.3f},{10 * day * draw.normal():.2f}" for c in range(3) for day in range(1, 61)
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    import_data(tmp_path / "t.csv", tmp_path / "data", client="who", label="y", order="day", task="quantity", window=0)
+    partition(tmp_path / "data", tmp_path / "p")
+    personalize("fedavg", tmp_path / "p", tmp_path / "f", **SETTINGS)
+    artifact = open_artifact(evaluate([tmp_path / "f"], tmp_path / "e").path)
+    comparison = read_comparison(artifact)
+    charts = page_charts.draw(comparison, page_runs.read(comparison, lineage.trace(artifact)))
+    rows = next(chart for chart in charts if chart.key == "time").spec["data"]["values"]
+    with h5py.File(tmp_path / "f" / "predictions.h5") as file:
+        errors = np.abs(file["test/p"][:, 0].astype(float) - file["test/y"][...]).reshape(3, 12)
+    assert [row["error"] for row in rows] == pytest.approx(errors.mean(axis=0), rel=1e-4)
+
+
+def test_a_page_of_results_in_memory_shows_numbers(tmp_path):
+    draw = np.random.default_rng(0)
+    x, owner = draw.normal(size=(120, 2)).astype("float32"), np.repeat(np.arange(3), 40)
+    federation = Federation.from_arrays(x, 7 * x[:, 0] + owner, owner, task="quantity", unit="EUR")
+    result = simulate("fedavg", federation, quiet=True, **SETTINGS)
+    made = report({"fedavg": result}, tmp_path / "page.html")
+    page = made.path.read_text(encoding="utf-8")
+    for title in ("Predicted and true", "Labels of each client"):
+        assert title in page
+
+
+@pytest.mark.parametrize("method", ["d", "knn"])
+def test_an_audit_attacks_by_the_loss_of_numbers(chain, stores, method, tmp_path):
+    task, folder = chain
+    made = audit(folder / method, tmp_path / "a")
+    rows = {row["attack"]: row for row in json.loads((made.path / "audit.json").read_text())["attacks"]}
+    assert {*rows} == {"confidence"} | ({"calibrated", "neighbours", "distance"} if method == "knn" else set())
+    assert rows["confidence"]["sees"] == "the predicted numbers"
+    if method == "knn":
+        assert rows["distance"]["auc"] > 0.95  # the store has the training samples
+    p, y = np.array([[1.0], [4.0]], np.float32), np.array([1.5, 1.0])
+    of = Labels(1, **json.loads((folder / "d" / "manifest.json").read_text())["summary"]["task"])
+    scored = attacks.score_samples({"p": p}, y, None, of)["confidence"]
+    loss = [of.task().curve(of.task().link(p), y)[0], 1 - of.task().scores(p, y)][1]
+    assert scored == pytest.approx(-np.log(loss))
+    assert scored[0] > scored[1]
+    with pytest.raises(UsageError, match=f"the task is {task}"):
+        audit(folder / method, tmp_path / "b", answers="label")
+
+
+def test_sites_predict_as_the_simulation(chain, tmp_path):
+    task, folder = chain
+    agreed = create_federation(folder / "f", tmp_path / "fed")
+    header, *rows = (folder / f"{task}.csv").read_text(encoding="utf-8").splitlines()
+    for c in range(4):
+        own = [row for row in rows if row.startswith(f"c{c},")]
+        (tmp_path / f"c{c}.csv").write_text("\n".join([header, *own]) + "\n", encoding="utf-8")
+        import_data(tmp_path / f"c{c}.csv", tmp_path / f"d{c}", like=agreed)
+        made = partition(tmp_path / f"d{c}", tmp_path / f"p{c}", like=agreed, client=f"c{c}")
+        # The scale is that of all clients.
+        assert made.summary["task"] == json.loads((folder / "p" / "manifest.json").read_text())["summary"]["task"]
+        check_site(made, agreed, tmp_path / f"s{c}")
+    with ThreadPoolExecutor() as pool:
+        sites = [pool.submit(serve_site, tmp_path / f"s{c}", tmp_path / "exchange") for c in range(4)]
+        run_federation(agreed, tmp_path / "exchange", tmp_path / "server")
+    for c, site in enumerate(sites):
+        with h5py.File(site.result().path / "predictions.h5") as file:
+            # With four small sites, last bits differ (docs/deployment.md).
+            assert file["test/p"][...] == pytest.approx(read_test(folder / "f", c)[0], rel=1e-5)
+    predicted = predict(sites[1].result().path, folder / f"{task}.csv")
+    assert predicted.numbers["prediction"].shape == (200,)
+
+
+@pytest.mark.parametrize("chain", ["quantity"], indirect=True)
+def test_quantiles_are_predicted_exported_and_drawn(chain, tmp_path):
+    _, folder = chain
+    word = "quantile:0.1,0.5,0.9"
+    import_data(folder / "quantity.csv", tmp_path / "data", client="who", label="y", task=word, unit="EUR")
+    partition(tmp_path / "data", tmp_path / "p")
+    train_global(tmp_path / "p", tmp_path / "g", **SETTINGS)
+    store = build_datastore(extract(tmp_path / "g", tmp_path / "em"), tmp_path / "ds")
+    run = personalize("knn-per", store, tmp_path / "knn", options={"k": 5}).path
+    predicted = predict(run, folder / "quantity.csv", client="c1", coverage=0.8)
+    names = ["prediction(0.1)", "prediction(0.5)", "prediction(0.9)"]
+    row = predicted.rows()[0]
+    assert [*row] == ["sample", *names, "low", "high"]
+    with h5py.File(run / "predictions.h5") as file:
+        first, last = file["validation/offsets"][1:3]
+        known, y = file["validation/p"][first:last].astype(float), file["validation/y"][first:last]
+    outside = np.sort(np.maximum(known[:, 0] - y, y - known[:, 2]))  # conformalized quantiles
+    moved = outside[int(np.ceil((len(y) + 1) * 0.8)) - 1]
+    ends = float(predicted.p[0, 0]) - moved, float(predicted.p[0, 2]) + moved
+    assert (row["low"], row["high"]) == pytest.approx(ends, rel=1e-5)
+    export(run, tmp_path / "model", client="c1")
+    words = [sys.executable, tmp_path / "model" / "reader.py", tmp_path / "model", folder / "quantity.csv"]
+    heading, *lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert heading == ",".join(["sample", *names])
+    shown = np.array([[float(word) for word in line.split(",")[1:]] for line in lines])
+    assert shown == pytest.approx(predicted.p, rel=1e-5)
+    artifact = open_artifact(evaluate([run], tmp_path / "e").path)
+    comparison = read_comparison(artifact)
+    charts = page_charts.draw(comparison, page_runs.read(comparison, lineage.trace(artifact)))
+    drawn = next(chart for chart in charts if chart.key == "predicted").spec["layer"][1]["data"]["values"]
+    with h5py.File(run / "predictions.h5") as file:
+        assert [row["predicted"] for row in drawn] == pytest.approx(file["test/p"][:, 1], rel=1e-4)  # the median
+    with pytest.raises(UnsuitedError, match="no rule that pools predictions of the task quantile"):
+        stack([run, personalize("fedavg", tmp_path / "p", tmp_path / "f", **SETTINGS)], tmp_path / "s")
+
+
 def test_the_page_of_tasks_lists_every_command():
     page = (ROOT.parent / "docs" / "tasks.md").read_text(encoding="utf-8")
-    follow, refuse = re.search(r"follow every task: (.*?)\. .*?Not yet: (.*?)\.\n", page, re.DOTALL).groups()
+    follow, refuse = re.search(r"follow every task: (.*?)\. These count classes: (.*?)\.\n", page, re.DOTALL).groups()
     assert {*WORK} <= {*re.findall(r"`([^`]+)`", follow)}
     assert {*REFUSED} == {*re.findall(r"`([^`]+)`", refuse)}

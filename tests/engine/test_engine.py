@@ -598,10 +598,10 @@ def test_predictions_of_a_linear_chain_are_identical_to_the_network(model):
     answers = engine.outputs_each(
         data.clients, parameters.repeat(parameters.copy_params(net), len(data.clients)), "test"
     )
-    embedded = engine.embed_each(
-        data.clients, parameters.repeat(parameters.copy_params(net), len(data.clients)), "test"
+    embedded = engine.outputs_each(
+        data.clients, parameters.repeat(parameters.copy_params(net), len(data.clients)), "test", features=True
     )
-    for client, (logits, _), z in zip(data.clients, answers, embedded, strict=True):
+    for client, (logits, _), (_, z) in zip(data.clients, answers, embedded, strict=True):
         x = data.inputs(torch.from_numpy(data.rows(int(client), "test")))
         with process_settings.intra_op(1):
             assert torch.equal(logits, net(x))

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from pflcli import Federation, compare, partition, simulate
 from pflcli.core.engine.tasks.count import Count
+from pflcli.core.engine.tasks.quantile import Quantile
 from pflcli.core.engine.tasks.quantity import Quantity
 from pflcli.core.errors import UnsuitedError
 
 
-@pytest.mark.parametrize("task", [Quantity, Count])
+@pytest.mark.parametrize("task", [Quantity, Count, partial(Quantile, 2, quantiles=(0.1, 0.9), at=(0.0, 1.0))])
 def test_persistence_predicts_the_last_value_in_the_unit_of_labels(task):
     draw = np.random.default_rng(0)
     x, y, client = draw.normal(size=(60, 5, 3)).astype(np.float32), np.arange(60) % 4, np.arange(60) % 3
     federation = Federation.from_arrays(x, y, client, task=task(past=(1, 10.0, 2.0)))
     answers = simulate("persistence", federation, quiet=True).predictions["test"]
     rows = federation.sample[federation.rows_of(federation.clients, "test")]
-    np.testing.assert_allclose(answers.p[:, 0], 10 + 2 * x[rows, -1, 1], rtol=1e-6)
+    expected = np.repeat(10 + 2 * x[rows, -1:, 1], federation.task.outputs, axis=1)
+    np.testing.assert_allclose(answers.p, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("task", [None, "quantity"])
@@ -31,8 +35,11 @@ def test_samples_that_are_no_series_are_refused(task):
 
 SERIES = """
 from dataclasses import replace
+from functools import partial
+
 import numpy as np
 from pflcli.core.datasets import Samples
+from pflcli.core.engine.tasks.quantile import Quantile
 from pflcli.core.engine.tasks.quantity import Quantity
 CLASSES, SHAPE, LICENCE = 1, "4x1", "none"
 

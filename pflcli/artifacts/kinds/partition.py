@@ -24,7 +24,7 @@ from pflcli.artifacts import codebook as codebooks
 from pflcli.artifacts.client_blocks import LazyRows
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kept_columns import Kept
-from pflcli.artifacts.kinds import describe_count, describe_name
+from pflcli.artifacts.kinds import describe_count, describe_name, read_labels
 from pflcli.artifacts.manifest import Manifest, require_summary
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
@@ -187,17 +187,16 @@ def read(artifact: Artifact) -> Partition:
 
 @dataclass(frozen=True)
 class Form:
-    """The ``shape`` of one sample (images have channels last), its ``dtype``, and the number of ``classes``.
-
-    If labels are of another ``kind`` than classes, their number is that of a model's outputs. ``is_series`` if samples
-    have the past of their labels.
-    """
+    """The ``shape`` of one sample (images have channels last), its ``dtype``, and what ``labels`` are."""
 
     shape: tuple[int, ...]
     dtype: str
-    classes: int
-    kind: str = CLASSES
-    is_series: bool = False
+    labels: Labels
+
+    @property
+    def classes(self) -> int:
+        """The number of classes, or of a model's outputs if labels are something else."""
+        return self.labels.outputs
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -210,9 +209,7 @@ class Form:
 def read_form(artifact: Artifact) -> Form:
     """Return the form of a partition's samples, without reading them."""
     summary = artifact.manifest.summary
-    task = summary.get("task", {"kind": CLASSES, "fields": {"outputs": summary.get("classes")}})
-    fields = task["fields"]
-    return Form(tuple(summary["shape"]), summary["type"], fields["outputs"], task["kind"], bool(fields.get("past")))
+    return Form(tuple(summary["shape"]), summary["type"], read_labels(artifact.manifest, summary.get("classes", 0)))
 
 
 def read_sizes(artifact: Artifact) -> NDArray[np.int64]:

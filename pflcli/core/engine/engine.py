@@ -285,10 +285,8 @@ class Engine:
         It does not depend on the number of workers, because sums of another stack may differ in their last bits. Each
         step of a stack reads the shared constants once: if they are large, there are half as many stacks.
         """
-        fewest, most = _MIN_COMPILED_STACKS if is_compiled else _MIN_STACKS, _STACK_BYTES[self._device]
-        fewest = fewest if self._device == "cpu" else 1
-        if shared > most:
-            fewest = max(1, fewest // 2)
+        most, fewest = _STACK_BYTES[self._device], _MIN_COMPILED_STACKS if is_compiled else _MIN_STACKS
+        fewest = max(1, fewest // (2 if shared > most else 1)) if self._device == "cpu" else 1
         return max(1, min(max(most, shared) // max(size, 1), -(-clients // fewest)))
 
     @contextmanager
@@ -337,12 +335,8 @@ class Engine:
 
         A client without such samples gets zeros.
         """
-        embedded = self.embed_each(clients, models, split)
-        return torch.stack([(z.double().sum(dim=0) / max(len(z), 1)).float() for z in embedded])
-
-    def embed_each(self, clients: NDArray[np.int64], models: Stacked, split: str) -> list[Tensor]:
-        """Return the representations (n, d) of each client's samples of a split, by its own model (m, ...)."""
-        return [z for _, z in self.outputs_each(clients, models, split, features=True)]
+        embedded = self.outputs_each(clients, models, split, features=True)
+        return torch.stack([(z.double().sum(dim=0) / max(len(z), 1)).float() for _, z in embedded])
 
     def outputs_each(
         self, clients: NDArray[np.int64], models: Stacked, split: str, *, features: bool = False

@@ -10,11 +10,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from pflcli.core import scores, tasks
 from pflcli.core.errors import UsageError, closest
 from pflcli.core.metrics import classification
 from pflcli.core.metrics.metric import ALIKE, BY_SAMPLES, DECILE, Metric, parts, ranking
-from pflcli.core.tasks import RANKING
+from pflcli.core.tasks import RANKING, Labels
 
 _RUN, _REACHED = "total of a run, all links", "seeds that reached the target"
 _MODELS = "models there and back, a client"
@@ -93,6 +95,7 @@ _ENTRIES = (
     Metric("last_rounds_accuracy", "fraction", "clients by samples, mean over the last {} rounds"),
     Metric("validation_accuracy", "fraction", "clients by validation samples", sweep="clients by validation samples"),
     Metric("gain", "fraction", BY_SAMPLES, "gain", percent=True, compared=2),
+    Metric("gain_relative", "fraction", BY_SAMPLES, "relative gain", percent=True, compared=2, gives_way=195),
     Metric("better_off", "fraction", ALIKE, "better off (chance)", percent=True, compared=2, gives_way=190),
     Metric("worse_off", "fraction", ALIKE, "worse off (chance)", percent=True, compared=2, gives_way=150),
     Metric("reported_round", "round", "seeds", "rounds", gives_way=125, digits=0),
@@ -146,19 +149,20 @@ def parse_names(names: Iterable[str]) -> tuple[str, ...]:
     return typed
 
 
-def require_defined(names: Iterable[str], kind: str, outputs: int) -> None:
-    """Raise UsageError if one of the metrics is not defined for labels of this kind, or this number of classes."""
+def require_defined(names: Iterable[str], labels: Labels) -> None:
+    """Raise UsageError if one of the metrics is not defined for these labels, such as for their number of classes."""
+    usual = tasks.find(labels.kind).metrics
     for name in names:
-        if name not in tasks.find(kind).metrics:
+        if name not in usual:
             of = " and ".join(_kinds(METRICS[name]))
+            raise UsageError(f"{name} is a metric of {of}, and the task is {labels.kind}", f"use {usual[0]}")
+        if METRICS[name].two_classes and labels.outputs != 2:
             raise UsageError(
-                f"{name} is a metric of {of}, and the task is {kind}", f"use {tasks.find(kind).metrics[0]}"
-            )
-        if METRICS[name].two_classes and outputs != 2:
-            raise UsageError(
-                f"{name} is defined for two classes, and there are {outputs}",
+                f"{name} is defined for two classes, and there are {labels.outputs}",
                 "--metric balanced_accuracy is the mean sensitivity over classes",
             )
+        if METRICS[name].reads_task:  # the formula of no samples, as some ask the task for what it may not have
+            METRICS[name].score_answers(np.zeros((0, labels.outputs)), np.zeros(0), np.zeros(2, np.int64), labels)
 
 
 def positive_class(name: str | None, classes: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.core import scores
-from pflcli.core.tasks import RANKING
+from pflcli.core.tasks import RANKING, Labels
 
 BY_SAMPLES, ALIKE, DECILE = "clients by samples", "clients alike", "(m/10)-th worst client"
 LABEL_UNIT = "unit of labels"
@@ -21,12 +21,13 @@ LABEL_UNIT = "unit of labels"
 
 Array = NDArray[Any]
 
-SampleFormula = Callable[[Array, Array], Array]
-"""Map probabilities (n, C) and labels (n,) to a value per sample, (n,); the score is its mean."""
-Formula = Callable[[Array, Array], float]
-"""Map probabilities (n, C) and labels (n,) to the score of all samples; nan if it is undefined."""
+SampleFormula = Callable[..., Array]
+"""Map predictions (n, C) and labels (n,) to a value per sample, (n,); the score is its mean."""
+Formula = Callable[..., float]
+"""Map predictions (n, C) and labels (n,) to the score of all samples; nan if it is undefined."""
 BinaryFormula = Callable[..., float]
 """Like ``Formula``, with the argument ``positive``: which of two classes, 0 or 1, is the positive one."""
+_CLASSES = Labels(0)
 OverClients = Callable[[Array, Array], float]
 """Map scores of clients (m,), nan where unknown, and their numbers of samples (m,) to one value."""
 
@@ -54,6 +55,8 @@ class Metric:
     formula: Formula | None = None
     binary_formula: BinaryFormula | None = None
     """used instead of ``formula`` if the score depends on which of two classes is positive"""
+    reads_task: bool = False
+    """whether formulas have the argument ``task``, which knows what predictions are"""
     score: str = ""
     """the metric whose client scores it summarizes, for a metric without a formula"""
     over: OverClients | None = None
@@ -114,41 +117,42 @@ class Metric:
         is_weighted = self.is_per_client and self.weighting == BY_SAMPLES
         return is_weighted or (bool(self.score) and self.over in (scores.mean, scores.weighted_mean))
 
-    def score_clients(self, p: Array, y: Array, offsets: NDArray[np.int64], positive: int = 1) -> NDArray[np.float64]:
+    def score_clients(
+        self, p: Array, y: Array, offsets: NDArray[np.int64], labels: Labels = _CLASSES
+    ) -> NDArray[np.float64]:
         """Return the score of each client, (m,); nan without samples.
 
-        ``p`` (n, C) are probabilities and ``y`` (n,) labels, grouped by client at ``offsets`` (m + 1,). ``positive`` is
-        the positive one of two classes.
+        ``p`` (n, C) are predictions and ``y`` (n,) labels, grouped by client at ``offsets`` (m + 1,). ``labels`` says
+        what these are.
         """
+        score = self._formula(labels)
         if self.per_sample is not None:
-            return scores.per_client(self.per_sample(p, y), offsets)
-        score = self._formula(positive)
+            return scores.per_client(score(p, y), offsets)
         return np.asarray([score(p[a:b], y[a:b]) for a, b in itertools.pairwise(offsets)], np.float64)
 
-    def _formula(self, positive: int) -> Formula:
-        """Return the formula for this positive class."""
+    def _formula(self, labels: Labels) -> Callable[..., Any]:
+        """Return the formula, per sample if there is such a one, for these labels."""
         if self.binary_formula is not None:
-            return partial(self.binary_formula, positive=positive)
-        assert self.formula is not None
-        return self.formula
+            return partial(self.binary_formula, positive=labels.positive)
+        formula = self.per_sample or self.formula
+        assert formula is not None
+        return partial(formula, task=labels.task()) if self.reads_task else formula
 
-    def score_run(self, clients: Mapping[str, Array], n: Array, p: Array, y: Array, positive: int = 1) -> float:
+    def score_run(self, clients: Mapping[str, Array], n: Array, p: Array, y: Array, labels: Labels = _CLASSES) -> float:
         """Return the value of one run.
 
         ``clients`` has the client scores (m,) by metric, and ``n`` (m,) their numbers of samples. ``p`` (n, C) and
-        ``y`` (n,) are the probabilities and labels of all samples; ``positive`` is the positive one of two classes.
+        ``y`` (n,) are the predictions and labels of all samples; ``labels`` says what these are.
         """
         if self.over is not None:
             values = clients[self.score or self.name]
             return math.nan if np.isnan(values).all() else self.over(values, n)
-        if self.per_sample is not None:
-            return float(np.mean(self.per_sample(p, y)))
-        return self._formula(positive)(p, y)
+        return float(np.mean(self._formula(labels)(p, y)))
 
-    def score_answers(self, p: Array, y: Array, offsets: NDArray[np.int64], positive: int = 1) -> float:
+    def score_answers(self, p: Array, y: Array, offsets: NDArray[np.int64], labels: Labels = _CLASSES) -> float:
         """Return the value of one run from its predictions; ``score_clients`` documents the arguments."""
-        by_client = {self.name: self.score_clients(p, y, offsets, positive)}
-        return self.score_run(by_client, np.diff(offsets), p, y, positive)
+        by_client = {self.name: self.score_clients(p, y, offsets, labels)}
+        return self.score_run(by_client, np.diff(offsets), p, y, labels)
 
     def record(self, values: Iterable[float], n: int, words: str = "", **beside: Any) -> dict[str, Any]:
         """Return the entry of ``metrics.json``: the mean of ``values`` over seeds, ignoring nan.

@@ -130,8 +130,7 @@ class ModelTable:
             numbers = stacked[name].detach().cpu().flatten().as_strided((len(ids), like.numel()), (like.numel(), 1))
             pieces += [(self._pieces[name], numbers.view(torch.uint8).numpy())] if like.numel() else []
         for position, client in enumerate(ids.tolist()):
-            own = [(piece, values[position]) for piece, values in pieces]
-            self.storage.write(self._writable(client), self._size, own)
+            self.storage.write(self._writable(client), self._size, [(at, values[position]) for at, values in pieces])
 
     def _writable(self, client: int) -> int:
         """Return a row for a client's new model that neither the last checkpoint nor a snapshot needs."""
@@ -214,8 +213,7 @@ class ModelTable:
         """Write the packed rows to the storage, or check the rows in it."""
         for name, value in packed.items():
             if name.startswith("rows:"):
-                content = value.cpu().numpy()
-                self.storage.write(int(name.removeprefix("rows:")), len(content), [(slice(None), content)])
+                self.storage.write(int(name.removeprefix("rows:")), len(value), [(slice(None), value.cpu().numpy())])
         self.storage.check(self._row[self.written], self._size, packed[f"{_MARK}hashes"].cpu().numpy())
 
     def columns(self) -> Iterator[tuple[str, torch.dtype, tuple[int, ...], Iterator[bytes]]]:

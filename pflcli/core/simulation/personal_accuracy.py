@@ -21,6 +21,7 @@ from pflcli.core.methods import Method
 from pflcli.core.parameters.model_table import ModelTable
 from pflcli.core.settings import Settings
 from pflcli.core.simulation.predict import client_batches
+from pflcli.core.tasks import Labels
 
 
 def find_owners(run: Run, method: Method, state: Mapping[str, Any]) -> NDArray[np.int64]:
@@ -132,5 +133,5 @@ def _measure(run: Run, answers: Iterable[_Answers], split: str) -> tuple[float, 
 
     metric, (owners, p, y) = catalogue.METRICS[name], map(np.concatenate, zip(*kept, strict=True))
     sizes = run.federation.sizes(split)[owners]
-    by_client = metric.score_clients(p, y, np.concatenate([[0], np.cumsum(sizes)]))
-    return score, metric.score_run({name: by_client}, sizes, p, y)
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    return score, metric.score_answers(p, y, offsets, Labels.of(run.task))

@@ -14,6 +14,7 @@ from pflcli.core.errors import UnsuitedError, UsageError
 from pflcli.core.federation import aggregators, uploads
 from pflcli.core.methods import Method
 from pflcli.core.settings import AUTO, Settings
+from pflcli.core.tasks import Labels
 from pflcli.core.wording import as_typed
 
 
@@ -48,24 +49,22 @@ def require_fit(settings: Settings, net: nn.Module, channels: int | None) -> Non
         raise UsageError("--augment is for images, which these samples are not", "leave it out")
 
 
-def require_suited(
-    name: str, method: Method, settings: Settings, kind: str | None = None, outputs: int = 0, is_series: bool = False
-) -> None:
+def require_suited(name: str, method: Method, settings: Settings, labels: Labels | None = None) -> None:
     """Raise UnsuitedError for labels that a method does not learn, and for privacy that does not cover what it sends.
 
-    ``kind`` is what labels are, None if they are not known; ``is_series`` if samples have their past. Raises UsageError
-    if the metric that compares rounds is not defined for them.
+    ``labels`` is None if they are not known. Raises UsageError if the metric that compares rounds is not defined for
+    them.
     """
-    if kind is not None and not {kind, "any", "series" if is_series else kind} & {*method.TASKS}:
+    if labels is not None and not {labels.kind, "any", *(["series"] if labels.is_series else [])} & {*method.TASKS}:
         raise UnsuitedError(
-            f"{name} learns {' and '.join(method.TASKS)}, and the task is {kind}",
+            f"{name} learns {' and '.join(method.TASKS)}, and the task is {labels.kind}",
             "a method whose file has TASKS = ('any',), such as fedavg",
             *(["pfl import --window makes series"] if "series" in method.TASKS else []),
         )
-    if kind is not None and settings.round_metric is not None:
+    if labels is not None and settings.round_metric is not None:
         from pflcli.core.metrics import catalogue
 
-        catalogue.require_defined([settings.round_metric], kind, outputs)
+        catalogue.require_defined([settings.round_metric], labels)
     if settings.dp and method.SENDS_MORE:
         raise UnsuitedError(
             f"differential privacy does not cover {name}: its clients send {method.SENDS_MORE}",

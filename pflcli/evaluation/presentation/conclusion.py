@@ -110,8 +110,14 @@ def judge_gains(rows: Sequence[Mapping[str, Any]], baseline: str | None, level: 
     References are not compared; their gains have intervals of the same length, but no p-value.
     """
     compared = [row["metrics"]["gain"] for row in rows if is_compared(row, baseline)]
-    for gain in (row["metrics"].get("gain", {}) for row in rows):
+    for metrics, gain in ((row["metrics"], row["metrics"].get("gain", {})) for row in rows):
         set_intervals(gain, 1 - (1 - level) / max(1, len(compared)), is_fraction=gain.get("unit") == "fraction")
+        if before := gain.get("baseline_mean"):
+            ends: dict[str, Any] = (
+                {"interval": [bound / before for bound in gain["interval"]]} if "interval" in gain else {}
+            )
+            entry = catalogue.METRICS["gain_relative"]
+            metrics[entry.name] = entry.record([gain["value"] / before], gain["n"], **ends)
     for gain in compared:
         gain["p_corrected"] = min(1.0, len(compared) * gain["p"])
 
@@ -180,7 +186,7 @@ def conclude(
             sentence = f"No gain{by} was shown: {_describe_no_gain(compared, over, alone, base, entry)}"
         else:
             sentence = _describe_worse(compared, over, alone, by, base, entry)
-        sentence += _describe_baseline(rows, chosen, str(baseline), metric, majority)
+        sentence += _describe_baseline(rows, chosen, str(baseline), entry, majority)
     sentence += "" if unfinished is None else f" (Training is not finished: type {spell_advice(unfinished)})"
     return Conclusion(
         sentence=sentence + _propose_seeds(chosen, answer, level),
@@ -328,15 +334,23 @@ def _describe_unknown(rows: Sequence[Row], ranked: Sequence[Row], baseline: str 
     return f"No gain is known, as {why}: {best}"
 
 
-def _describe_baseline(rows: Sequence[Row], chosen: Row, baseline: str, metric: str, majority: float | None) -> str:
-    """Return a clause if the baseline is no more accurate than the most frequent class; empty otherwise."""
-    known = {row["label"]: _score(row, "accuracy") for row in rows}
+def _describe_baseline(rows: Sequence[Row], chosen: Row, baseline: str, entry: Metric, majority: float | None) -> str:
+    """Return a clause if the baseline is no better than the most frequent class, or `constant`; empty otherwise."""
+    are_classes = "accuracy" in chosen["metrics"]
+    name, sign = ("accuracy", 1) if are_classes else (entry.name, entry.sign)
+    known = {row["label"]: _score(row, name) for row in rows}
     accuracy = known.get(baseline, math.nan)
-    if baseline not in known and metric == "accuracy":
-        accuracy = known[chosen["label"]] - chosen["metrics"]["gain"]["value"]
-    constant = next((_score(row, "accuracy") for row in rows if row.get("method") == "constant"), majority)
-    if constant is None or not accuracy <= constant:
+    if baseline not in known and entry.name == name:
+        accuracy = known[chosen["label"]] - sign * chosen["metrics"]["gain"]["value"]
+    constant = next((_score(row, name) for row in rows if row.get("method") == "constant"), majority)
+    if constant is None or not sign * accuracy <= sign * constant:
         return ""
+    if not are_classes:
+        own, other = (tables.format_score(score, entry) for score in (constant, accuracy))
+        return (
+            f"; but {name_baseline(baseline)} ({other}) is not better than each client's own labels, whatever the "
+            f"features (constant, {own}): a gain over it says little"
+        )
     return (
         f"; but {name_baseline(baseline)} ({100 * accuracy:.1f} %) is not above the most frequent class "
         f"({100 * constant:.1f} %): it has learned nothing yet, and a gain over it says nothing"
@@ -414,8 +428,9 @@ def _describe_cost(rows: Sequence[Row], labels: Iterable[str]) -> str:
 
 def _format_gain(row: Row, entry: Metric) -> str:
     """Return a gain with its interval, signed as in the table."""
-    gain = row["metrics"]["gain"]
-    return f"{_format_number(gain['value'], entry, '+')} {tables.format_interval(gain['interval'], entry)}"
+    gain, before = row["metrics"]["gain"], row["metrics"]["gain"].get("baseline_mean")
+    part = f" ({gain['value'] / before:+.1%})".replace("%", " %") if before else ""
+    return f"{_format_number(gain['value'], entry, '+')}{part} {tables.format_interval(gain['interval'], entry)}"
 
 
 def _format_number(value: float, entry: Metric, sign: str = "") -> str:

@@ -22,7 +22,7 @@ def title(metrics: Mapping[str, Any]) -> str:
 
 def _are_intervals(sets: Mapping[str, Any]) -> bool:
     """Return whether the sets are intervals of numbers."""
-    return bool(sets["score"] == "|label - p|")
+    return bool(sets["score"] != "1 - p(label)")
 
 
 def table(metrics: Mapping[str, Any]) -> Table:

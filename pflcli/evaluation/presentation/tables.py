@@ -9,11 +9,14 @@ from typing import Any, NamedTuple
 
 from pflcli.core.metrics import catalogue
 from pflcli.core.metrics.metric import Metric
-from pflcli.core.tasks import RANKING
+from pflcli.core.tasks import CLASSES, RANKING, find
 from pflcli.evaluation.metrics import gains
 
 MARK = "*"
 """Mark of a share of clients that exceeds chance."""
+
+GAINS = ("gain", "gain_relative")
+"""The columns of gains: in the unit of the metric, and as a part of the baseline's error."""
 
 MAX_FEW_CLIENTS = 10
 """Up to this number of clients the bottom decile is the worst client: tables show only one of the two."""
@@ -56,8 +59,10 @@ def build(metrics: Mapping[str, Any], kind: str = "evaluation", columns: Sequenc
     metric_names = _metric_names(metrics)
     used = shown(metrics, catalogue.columns(kind, metric_names) if columns is None else columns)
     worst = catalogue.part(metric_names[0], "worst")
-    target = f"{100 * metrics['target']:g} %" if "target" in metrics else ""
-    link = metrics.get("link", "")
+    target, link = metrics.get("target", ""), metrics.get("link", "")
+    if target:
+        is_accuracy = metric_names[0] in find(CLASSES).metrics
+        target = f"{100 * target:g} %" if is_accuracy else f"{target:g} {metrics.get('unit', '')}".rstrip()
     entries = {name: _column_entry(metrics, name, metric_names) for name in used}
     titles = {
         name: entry.heading.format(target=target, link=link) + _name_unit(entry) for name, entry in entries.items()
@@ -153,8 +158,9 @@ def list_numbers(metrics: Mapping[str, Any], columns: Sequence[str] | None = Non
             row[name], row[f"{name}_std_over_seeds"] = metric.get("value"), metric.get("std_over_seeds")
             if name == "rounds_to_target":
                 row["seeds_to_target"] = metric.get("n")
+            if name in GAINS:
+                row[f"{name}_low"], row[f"{name}_high"] = metric.get("interval") or (None, None)
             if name == "gain":
-                row["gain_low"], row["gain_high"] = metric.get("interval") or (None, None)
                 fixed = metric.get("these_clients", {}).get("interval")
                 row["gain_low_these_clients"], row["gain_high_these_clients"] = fixed or (None, None)
                 row["gain_p"], row["gain_p_corrected"] = metric.get("p"), metric.get("p_corrected")
@@ -180,9 +186,9 @@ def _format_cell(entry: Metric, metric: Mapping[str, Any] | None) -> str:
         return "-"
     name, digits, scale = entry.name, entry.digits, entry.scale
     value, spread = metric["value"] * scale, metric.get("std_over_seeds")
-    sign = "+" if name == "gain" and value > 0 else ""
+    sign = "+" if name in GAINS and value > 0 else ""
     text = f"{sign}{value:.{digits}f}"
-    if name == "gain" and metric.get("interval"):
+    if name in GAINS and metric.get("interval"):
         return f"{text} {format_interval(metric['interval'], entry)}"
     if "by_chance" in metric:
         return f"{text}{MARK if metric['exceeds_chance'] else ''} ({scale * metric['by_chance']:.1f})"

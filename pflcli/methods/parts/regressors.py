@@ -5,11 +5,12 @@ it keeps the one with the smaller loss. All are those of scikit-learn (Pedregosa
 https://jmlr.org/papers/v12/pedregosa11a.html), on the features of ``classifiers``. The linear model of a quantity is
 ridge regression, whose penalty is the best of ``PENALTIES`` by leave-one-out cross-validation, and that of counts
 Poisson regression with the penalty 1 / n, as strong as that of logistic regression. Boosting has the loss of the task.
+Quantiles are the prediction of a quantity plus the quantiles of the errors of samples left out in cross-validation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,27 +42,31 @@ def fit(
     draw: np.random.Generator,
     *,
     are_counts: bool,
+    quantiles: Sequence[float] = (),
 ) -> Classifier:
-    """Train ``model`` on ``samples`` (n, ...) with labels (n,); it returns predictions (n, 1).
+    """Train ``model`` on ``samples`` (n, ...) with labels (n,); it returns predictions (n, 1), or ``quantiles`` (n, C).
 
-    With fewer than three samples, or equal labels, their mean is predicted, and without samples the ``default`` (1,).
+    With fewer than three samples, or equal labels, their mean is predicted, and without samples the ``default`` (C,).
     Raises UnsuitedError for a classifier, and for boosting with more than a hundred features.
     """
     if model not in ("choose", *COMPARED, "boosting"):
         raise UnsuitedError(f"model={model} learns classes, and labels are numbers", "--set model=linear, or choose")
     read, features = read_features(samples, model)
     with one_thread():
-        if model == "choose":
-            folds = _divide(len(y), draw)
-            losses = {name: _cross_validate(name, features, y, folds, draw, are_counts) for name in COMPARED}
-            model = min(losses, key=lambda name: losses[name])
+        spread = np.zeros(max(len(quantiles), 1)) if len(y) else default - default[0]
+        if model == "choose" or quantiles:
+            folds, names = _divide(len(y), draw), COMPARED if model == "choose" else (model,)
+            left_out = {name: _cross_validate(name, features, y, folds, draw, are_counts) for name in names}
+            model = min(names, key=lambda name: _measure_loss(left_out[name], y, are_counts))
+            if quantiles and len(y):
+                spread = np.quantile(y - left_out[model], quantiles)
         predict = _fit_known(model, features, y, default, TREES, draw, are_counts)
 
     def predict_samples(new: NDArray[Any]) -> NDArray[Any]:
         if not len(new):
-            return np.zeros((0, 1), np.float32)
+            return np.zeros((0, len(spread)), np.float32)
         with one_thread():
-            return predict(read(new)).astype(np.float32)[:, None]
+            return (predict(read(new))[:, None] + spread).astype(np.float32)
 
     return Classifier(model, predict_samples)
 
@@ -78,17 +83,19 @@ def _cross_validate(
     folds: NDArray[np.int64],
     draw: np.random.Generator,
     are_counts: bool,
-) -> float:
-    """Return the mean loss of samples that are left out of training: squared error, or the negative log-likelihood."""
-    if len(y) < FOLDS:
-        return 0.0
-    total = 0.0
-    for number in range(FOLDS):
+) -> NDArray[np.float64]:
+    """Return the predictions (n,) of samples that are left out of training; the mean of fewer than three labels."""
+    p = np.full(len(y), y.mean() if len(y) else 0.0)
+    for number in range(FOLDS if len(y) >= FOLDS else 0):
         own = folds != number
         mean = np.full(1, y[own].mean())
-        p = _fit_known(model, x[own], y[own], mean, TREES_IN_FOLDS, draw, are_counts)(x[~own])
-        total += float(np.sum(p - y[~own] * np.log(p) if are_counts else (p - y[~own]) ** 2))
-    return total
+        p[~own] = _fit_known(model, x[own], y[own], mean, TREES_IN_FOLDS, draw, are_counts)(x[~own])
+    return p
+
+
+def _measure_loss(p: NDArray[np.float64], y: NDArray[np.float64], are_counts: bool) -> float:
+    """Return the loss of predictions (n,): squared error, or the negative log-likelihood; 0 for counts of 0 alone."""
+    return float(np.sum(p - y * np.log(np.maximum(p, _LEAST)) if are_counts else (p - y) ** 2))
 
 
 def _fit_known(

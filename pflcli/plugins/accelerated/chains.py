@@ -18,9 +18,15 @@ from torch import Tensor
 from pflcli.core.engine.gradients import Outputs, Pass, differentiate_loss
 from pflcli.core.engine.linear_chain import ChainNetwork, Layer
 from pflcli.core.engine.optimizer import Optimizer
+from pflcli.core.engine.tasks import Task
+from pflcli.core.engine.tasks.classes import Classification
+from pflcli.core.engine.tasks.count import Count
+from pflcli.core.engine.tasks.quantile import Quantile
+from pflcli.core.engine.tasks.quantity import Quantity
 from pflcli.core.parameters import Params, Stacked
+from pflcli.plugins.accelerated import loops
 from pflcli.plugins.accelerated.compiler import Array, Arrays, compiled
-from pflcli.plugins.accelerated.loops import add, cross_entropy, pull, shift_and_rectify, shift_and_rectify_backward
+from pflcli.plugins.accelerated.loops import add, mean_loss, pull, shift_and_rectify, shift_and_rectify_backward
 from pflcli.plugins.accelerated.products import product, product_by_rows
 
 
@@ -180,9 +186,10 @@ def take_steps(
     drift: Arrays,
     part: Array,
     batches: tuple[Array, Array, Array, Array, Array],
+    loss: tuple[int, Array],
     losses: Array,
 ) -> None:
-    """Take t steps of plain SGD along the gradient of the cross-entropy, and write the losses (t,).
+    """Take t steps of plain SGD along the gradient of the ``loss`` of ``find_loss``, and write the losses (t,).
 
     ``batches`` are place (t,), x (t, n, d), y (t, n), weight (t, n) and rate (t,). Step s is one of the client at
     ``place[s]``. The weight of samples is zero for padding at the end.
@@ -201,7 +208,7 @@ def take_steps(
         client, samples, n = place[s], x[s].reshape(-1), count_samples(weight, s, x.shape[1])
         forward_one(layers, parameters, client, samples, 0, n, values)
         logits, by_logits = values[-1, : n * classes].reshape(n, classes), grads[-1, : n * classes].reshape(n, classes)
-        losses[s] = cross_entropy(logits, y[s], weight[s], -rate[s], by_logits)
+        losses[s] = mean_loss(loss[0], loss[1], logits, y[s], weight[s], -rate[s], by_logits)
         backward_one(
             layers,
             parameters,
@@ -216,6 +223,29 @@ def take_steps(
             targets,
             True,
         )
+
+
+_NO_LEVELS = np.empty(0, np.float32)
+
+
+def find_loss(task: Task) -> tuple[int, NDArray[np.float32]] | None:
+    """Return the loss of a task for ``take_steps``, with the quantiles that outputs predict; None if it has none."""
+    if type(task) is Classification:
+        return loops.CROSS_ENTROPY, _NO_LEVELS
+    if type(task) is Quantity:
+        return {"squared": loops.SQUARED, "absolute": loops.ABSOLUTE, "huber": loops.HUBER}[task.loss], _NO_LEVELS
+    if type(task) is Quantile:
+        return loops.QUANTILE, np.asarray(task.quantiles, np.float32)
+    return (loops.POISSON, _NO_LEVELS) if type(task) is Count else None
+
+
+def scale_labels(task: Task, y: NDArray[Any]) -> NDArray[Any]:
+    """Return labels of any shape as ``take_steps`` takes them: those of classes as they are, others standardized."""
+    if isinstance(task, Quantity):
+        y = (y - task.mean) / task.deviation
+    return (y / task.mean if isinstance(task, Count) else y).astype(
+        np.int64 if type(task) is Classification else np.float32
+    )
 
 
 def layer_table(chain: Sequence[Layer], like: Params) -> NDArray[np.int64]:
@@ -323,9 +353,20 @@ class CompiledChainNetwork(ChainNetwork):
             return losses
         x, y, weight = (value.contiguous().numpy() for value in (batch.x.flatten(2), batch.y, batch.weight))
         scaled = rates if each.scale is None else rates * each.scale.numpy()
-        samples, by_client = (np.arange(len(x)), x, y, weight, scaled), np.empty(len(x))
+        samples, by_client = (np.arange(len(x)), x, scale_labels(batch.task, y), weight, scaled), np.empty(len(x))
         own, targets = layer_arrays(self._chain, each.at), layer_arrays(self._chain, moved)
-        take_steps(self._table(each.at), own, targets, self._own, anchor, drift, part, samples, by_client)
+        take_steps(
+            self._table(each.at),
+            own,
+            targets,
+            self._own,
+            anchor,
+            drift,
+            part,
+            samples,
+            find_loss(batch.task),
+            by_client,
+        )
         return torch.from_numpy(by_client)
 
     def _move(self, each: Pass, optimizer: Optimizer, rates: NDArray[np.float32]) -> _Move:

@@ -198,7 +198,7 @@ def cross_entropy(logits: Array, y: Array, weight: Array, scale: float, grad: Ar
     """
     loss = 0.0
     for sample in range(len(logits)):
-        row, by_row, own, true = logits[sample], grad[sample], weight[sample], y[sample]
+        row, by_row, own, true = logits[sample], grad[sample], weight[sample], int(y[sample])
         top, total = row[0], 0.0
         for j in range(1, len(row)):
             top = max(top, row[j])
@@ -210,6 +210,43 @@ def cross_entropy(logits: Array, y: Array, weight: Array, scale: float, grad: Ar
             by_row[j] *= scale * own / total
         by_row[true] -= scale * own
     return loss
+
+
+CROSS_ENTROPY, SQUARED, ABSOLUTE, HUBER, POISSON, QUANTILE = range(6)
+"""The losses of ``mean_loss``."""
+
+
+@compiled
+def mean_loss(loss: int, levels: Array, outputs: Array, y: Array, weight: Array, scale: float, grad: Array) -> float:
+    """Return the loss of ``outputs`` (n, C), ``y`` (n,) weighted by ``weight`` (n,), and write its gradients.
+
+    But for cross-entropy, ``y`` are standardized labels, and ``levels`` (C,) are the quantiles that outputs predict.
+    The gradients are multiplied by ``scale``. Sums are in double precision.
+    """
+    total, count = 0.0, outputs.shape[1]
+    if loss == CROSS_ENTROPY:
+        mean: float = cross_entropy(outputs, y, weight, scale, grad)
+        return mean
+    for sample in range(len(outputs)):
+        for j in range(count):
+            output = outputs[sample, j]
+            error = output - y[sample]
+            if loss == SQUARED:
+                value, slope = error * error, 2 * error
+            elif loss == ABSOLUTE:
+                value, slope = abs(error), np.sign(error)
+            elif loss == HUBER:
+                near = min(max(error, -1.0), 1.0)
+                value, slope = near * (error - near / 2), near
+            elif loss == POISSON:
+                expected = math.exp(output)
+                value, slope = expected - y[sample] * output, expected - y[sample]
+            else:
+                slope = (1.0 if error > 0 else 0.0) - levels[j]
+                value = error * slope
+            total += weight[sample] * value / count
+            grad[sample, j] = scale * weight[sample] * slope / count
+    return total
 
 
 @compiled

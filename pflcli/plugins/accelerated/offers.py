@@ -15,7 +15,6 @@ from torch import Tensor
 from pflcli.core.engine import backend, linear_chain
 from pflcli.core.engine.gradients import StackedNetwork
 from pflcli.core.engine.strategy import Backend, Forward, Prediction, Request, Strategy, WorkerNet
-from pflcli.core.engine.tasks.classes import Classification
 from pflcli.core.parameters import Params, Stacked
 
 
@@ -33,13 +32,13 @@ def compiled_chain(request: Request) -> Strategy | str:
     layers, plan = request.worker.layers, request.plan
     if layers is None or request.needs_autograd or plan.augment:
         return "the network is no chain of linear layers and ReLU, or its gradients need autograd"
-    if not isinstance(request.worker.task, Classification):
-        return "compiled loops compute no loss but cross-entropy"
     if not pays_to_compile(request.worker.net.parameters()):
         return "MKL is faster for these layers on this CPU"
     from pflcli.plugins.accelerated import steps
-    from pflcli.plugins.accelerated.chains import CompiledChainNetwork
+    from pflcli.plugins.accelerated.chains import CompiledChainNetwork, find_loss
 
+    if find_loss(request.worker.task) is None:
+        return "compiled loops do not compute the loss of this task"
     is_plain = plan.update.is_plain and not plan.has_rule
     how = "one compiled loop takes all steps of a client" if is_plain else "compiled loops need no autograd"
     return Strategy(

@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from pflcli.core.engine.local_sgd import is_stacked
 from pflcli.core.engine.trainer import Schedule, Task, Worker
 from pflcli.core.parameters import Params, Stacked
-from pflcli.plugins.accelerated.chains import layer_arrays, layer_table, take_steps, trained_mask
+from pflcli.plugins.accelerated.chains import (
+    find_loss,
+    layer_arrays,
+    layer_table,
+    scale_labels,
+    take_steps,
+    trained_mask,
+)
 
 _SAMPLE_BYTES = 2 << 20
 """Bytes of samples in one call of a loop."""
@@ -33,7 +40,7 @@ def train(worker: Worker, task: Task, start: Params | Stacked, out: Stacked) -> 
     anchor, pull = plan.prox or ({}, 0.0)
     pulls = layer_arrays(chain, anchor, is_stacked(anchor, like)) if pull else layer_arrays(chain, {})
     drift = layer_arrays(chain, plan.own if plan.adds_own else {})
-    steps = Schedule.draw(data, task)
+    steps, loss = Schedule.draw(data, task), find_loss(data.task)
     client = np.repeat(np.arange(len(places)), steps.counts)
     losses = np.empty(len(client))
     at_once = max(1, _SAMPLE_BYTES // (4 * steps.rows.shape[1] * int(layers[0, 0])))
@@ -42,7 +49,8 @@ def train(worker: Worker, task: Task, start: Params | Stacked, out: Stacked) -> 
         rows = torch.from_numpy(steps.rows[part])
         x = data.inputs(rows.flatten()).numpy().reshape(*rows.shape, -1)
         rate = steps.lr[part]
-        batches = places[client[part]], x, data.y[rows].numpy(), steps.weight[part], rate
-        take_steps(layers, own, own, trained, pulls, drift, rate * np.float32(pull), batches, losses[part])
+        batches = places[client[part]], x, scale_labels(data.task, data.y[rows].numpy()), steps.weight[part], rate
+        pulled = rate * np.float32(pull)
+        take_steps(layers, own, own, trained, pulls, drift, pulled, batches, loss, losses[part])
     sums = np.bincount(client, losses, len(places))
     return np.asarray(sums / np.maximum(steps.counts, 1))

@@ -81,7 +81,13 @@ def describe(model: StandaloneModel, version: str, agreement: Agreement | None =
 
 def describe_numbers(model: StandaloneModel) -> dict[str, Any]:
     """Return the fields of ``model.json`` on predictions that are no probabilities of classes."""
-    return {"task": model.task.kind, "predictions": list(model.task.tabulate(model.p)), "unit": model.task.unit}
+    levels = getattr(model.task, "quantiles", ())
+    return {
+        "task": model.task.kind,
+        "predictions": list(model.task.tabulate(model.p)),
+        "unit": model.task.unit,
+        **({"quantiles": list(levels)} if levels else {}),
+    }
 
 
 def describe_table(dialect: Dialect) -> dict[str, Any]:
@@ -130,7 +136,8 @@ def describe_rule(model: StandaloneModel) -> str:
         "class, divided by the sum over all k"
     )
     if not model.classes:
-        knn = "knn: the mean label of the k nearest stored samples i, weighted by exp(-d_i / sigma)"
+        what = "quantiles of the labels" if getattr(model.task, "quantiles", ()) else "mean label"
+        knn = f"knn: the {what} of the k nearest stored samples i, weighted by exp(-d_i / sigma)"
     return (
         f"{lines} Its second output is the representation z. The answer is w * knn + (1 - w) * p. {knn}; "
         f"d_i = {distance}; w = lambda * max(0, 1 - decay * d of the nearest)."

@@ -201,6 +201,12 @@ def predict(folder: Path, model: dict[str, Any], x: Any) -> Any:
         if model["classes"]:
             votes = np.stack([(vote * (label == c)).sum(axis=1) for c in range(p.shape[1])], axis=1)
             total = votes.sum(axis=1, keepdims=True)
+        elif "quantiles" in model:
+            order = np.argsort(np.where(np.isfinite(squared), label, np.inf), axis=1, kind="stable")
+            label, reached = np.take_along_axis(label, order, 1), np.take_along_axis(vote, order, 1).cumsum(axis=1)
+            total = reached[:, -1:]
+            place = (reached[:, :, None] < np.asarray(model["quantiles"]) * total[:, :, None]).sum(axis=1)
+            votes = np.take_along_axis(label, np.minimum(place, label.shape[1] - 1), 1) * total
         else:
             votes, total = (vote * label).sum(axis=1, keepdims=True), vote.sum(axis=1, keepdims=True)
         weight = rule["lambda"] * np.maximum(0, 1 - rule["decay"] * first) * (total > 0)

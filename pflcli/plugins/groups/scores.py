@@ -202,7 +202,7 @@ def _restrict(item: Scored, chosen: NDArray[np.bool_]) -> Scored:
         answers.sample[chosen],
         client_blocks.offsets(counts),
     )
-    own = scoring.score_predictions(part, item.metric_names, item.positive)
+    own = scoring.score_predictions(part, item.metric_names, item.labels)
     return replace(item, baseline=None, baseline_right=None, repeats_baseline=False, seed_variance=None, **own)
 
 

@@ -98,11 +98,11 @@ def collect_runs(results: Mapping[str, Source | Sequence[Source]], comparison: C
 def _list_answers(label: str, result: Result, comparison: Comparison) -> list[runs.Answers]:
     """Return the test predictions of a result, if they are numbers and there are any."""
     found, federation = result.predictions.get("test"), result.federation
-    if found is None or federation.task.kind == CLASSES or found.p.shape[1] != 1:
+    if found is None or federation.task.kind == CLASSES:
         return []
     rows, seed = federation.rows_of(federation.clients, "test"), int(result.run.seed)
     sample = rows if federation.sample is None else federation.sample[rows]
-    return [runs.arrange_answers(label, found.p[:, 0], found.y, found.client, sample, seed, comparison)]
+    return runs.arrange_answers(label, federation.task, found.p, found.y, found.client, sample, seed, comparison)
 
 
 def spell_calls(results: Mapping[str, Source | Sequence[Source]]) -> list[str]:

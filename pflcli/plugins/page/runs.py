@@ -16,7 +16,8 @@ from pflcli.artifacts.kinds import predictions, read_labels
 from pflcli.artifacts.reader import Artifact
 from pflcli.core import scores
 from pflcli.core.datasets import SPLITS
-from pflcli.core.errors import GoneError
+from pflcli.core.engine.tasks import Task
+from pflcli.core.errors import GoneError, UsageError
 from pflcli.core.tasks import CLASSES
 from pflcli.evaluation import compared_runs, round_costs
 from pflcli.evaluation.charts import vega
@@ -305,29 +306,39 @@ def arrange_numbers(labels: Sequence[NDArray[Any]], names: Sequence[str], unit: 
 def _read_answers(label: str, run: Artifact, comparison: Comparison) -> list[Answers]:
     """Return the test predictions of a run, if they are numbers and there are any."""
     labels = read_labels(run.manifest, 0)
-    if labels.fields is None or labels.outputs != 1 or not predictions.has_split(run, "test"):
+    if labels.fields is None or not predictions.has_split(run, "test"):
         return []
     answers, seed = predictions.read(run, "test"), int(run.manifest.request["seed"])
     owner = np.repeat(np.arange(len(answers.offsets) - 1), np.diff(answers.offsets))
-    return [arrange_answers(label, answers.parts["p"][:, 0], answers.y, owner, answers.sample, seed, comparison)]
+    return arrange_answers(label, labels.task(), answers.parts["p"], answers.y, owner, answers.sample, seed, comparison)
 
 
 def arrange_answers(
     label: str,
+    task: Task,
     p: NDArray[Any],
     y: NDArray[Any],
     owner: NDArray[np.int64],
     sample: NDArray[np.int64],
     seed: int,
     comparison: Comparison,
-) -> Answers:
-    """Return predictions ``p`` of labels ``y`` of the clients ``owner``, in the order of ``sample``, (n,) each."""
+) -> list[Answers]:
+    """Return predictions ``p`` (n, C) of labels ``y`` of the clients ``owner``, in the order of ``sample``, (n,) each.
+
+    Empty if the task has no number by which predictions are compared with labels, such as a median.
+    """
+    if not task.has_intervals:
+        return []
+    try:
+        point = task.point(p)
+    except UsageError:
+        return []
     known, place = _number_clients(comparison, seed), np.zeros(len(y))
     for client in np.unique(owner).tolist():
         rows = np.flatnonzero(owner == client)
         place[rows[np.argsort(sample[rows], kind="stable")]] = (np.arange(len(rows)) + 0.5) / len(rows)
     names = [comparison.clients.names[known[at]] if at in known else f"client {at}" for at in owner.tolist()]
-    return Answers(label, names, np.asarray(y, np.float64), np.asarray(p, np.float64), place)
+    return [Answers(label, names, np.asarray(y, np.float64), point, place)]
 
 
 STATES = {"attention/first": "attention", "graph": "neighbours", "cluster": "cluster"}

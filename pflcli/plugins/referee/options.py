@@ -13,12 +13,12 @@ from pflcli.options.declaration import PATH, ArtifactPath, FilePath, Options, Ou
 
 @dataclass(frozen=True)
 class ImportPredictions(Options):
-    """Take the probabilities that another tool predicted for the samples of a partition, to score them like a method.
+    """Take the probabilities or numbers that another tool predicted for the samples of a partition, to score them.
 
-    A CSV file has the columns client, sample, split and p(CLASS) for each class; an NPZ file has the arrays client,
-    sample, split and p, with a column per class. Clients are named as in clients.csv of the partition, and sample is
-    the number of a sample in samples.h5. All test samples are needed; validation and training samples are optional,
-    but complete if there are any.
+    A CSV file has the columns client, sample, split and p(CLASS) for each class, or prediction if labels are numbers;
+    an NPZ file has the arrays client, sample, split and p, with a column per class. Clients are named as in clients.csv
+    of the partition, and sample is the number of a sample in samples.h5. All test samples are needed; validation and
+    training samples are optional, but complete if there are any.
 
     Examples:
         pfl import-predictions p.csv --like runs/p --name theirs -o runs/theirs

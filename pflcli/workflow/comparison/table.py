@@ -51,7 +51,6 @@ class TableOptions:
     @classmethod
     def read(cls, asked: Compare) -> TableOptions:
         """Return the options that were given; raises UsageError for a target, metric or coverage that is invalid."""
-        round_costs.check_target(asked.target)
         coverage.check_options(asked.coverage)
         metrics = None if asked.metrics is None else catalogue.parse_names(asked.metrics)
         added = added_scores.parse(asked)
@@ -60,7 +59,7 @@ class TableOptions:
     def metric(self, table: Path, partition: Artifact, *, force: bool) -> str:
         """Return the metric that ranks methods: the first given, that of an existing ``table``, or that of the task."""
         earlier = {} if force else tunings.read_request(table)
-        usual = tasks.find(partition_kind.read_form(partition).kind).metrics
+        usual = tasks.find(partition_kind.read_form(partition).labels.kind).metrics
         return str((self.metrics or earlier.get("metric") or usual)[0])
 
     def require_positive(self, metric: str, chooser: str) -> None:
@@ -91,9 +90,9 @@ class TableOptions:
         """
         partition = next(iter(partitions.values()))
         form = partition_kind.read_form(partition)
-        metrics = self.metrics or tasks.find(form.kind).metrics[:1]
-        catalogue.require_defined(metrics, form.kind, form.classes)
-        scoring.require_classes(form.kind, form.classes, self.target, self.coverage)
+        metrics = self.metrics or tasks.find(form.labels.kind).metrics[:1]
+        catalogue.require_defined(metrics, form.labels)
+        scoring.require_suited(form.labels, self.target, self.coverage)
         if self.positive is not None:
             catalogue.positive_class(self.positive, codebook.read(partition).class_names(form.classes))
         for partition in partitions.values() if self.coverage is not None else ():

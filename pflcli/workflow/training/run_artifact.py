@@ -18,6 +18,7 @@ from pflcli.core import parameters
 from pflcli.core.federation.run import Run
 from pflcli.core.simulation import absences
 from pflcli.core.simulation.progress import Progress
+from pflcli.core.tasks import Labels
 from pflcli.evaluation.metrics.client_relations import summarize_attention, summarize_neighbours, unpack_graph
 from pflcli.workflow.training import state_files
 from pflcli.workflow.training.run_spec import RunSpec
@@ -114,4 +115,5 @@ def summarize(
             f"bytes_{link}": total + sum(item.manifest.summary.get(f"bytes_{link}", 0) for item in costs)
             for link, total in run.traffic.items()
         },
+        **Labels.of(run.task).facts(),
     }

@@ -120,9 +120,7 @@ def require_suited(name: str, method: Method, settings: Settings, partition: Art
     It is also raised if differential privacy does not cover the method.
     """
     form = None if partition is None else partitions.read_form(partition)
-    requirements.require_suited(
-        name, method, settings, *(() if form is None else (form.kind, form.classes, form.is_series))
-    )
+    requirements.require_suited(name, method, settings, None if form is None else form.labels)
     if method.DIVIDES and form is not None:
         require_body(name, method, settings, outline(settings, form))
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pflcli.artifacts import csv_file
-from pflcli.artifacts.kinds import predictions, tuning
+from pflcli.artifacts.kinds import predictions, read_labels, tuning
 from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
@@ -206,7 +206,8 @@ def _score(number: int, point: Point, path: Path, metric: str) -> Trial:
     if not len(answers.y):
         raise InputError(f"{path} has no {SPLIT} samples to choose on")
     entry = catalogue.METRICS[metric]
-    by_client = entry.score_clients(answers.parts["p"], answers.y, answers.offsets)
+    labels = read_labels(artifact.manifest, 0)
+    by_client = entry.score_clients(answers.parts["p"], answers.y, answers.offsets, labels)
     score = scores.weighted_mean(by_client, weight)
     usual = catalogue.METRICS[ACCURACY]
     has_accuracy = metric in tasks.find(tasks.CLASSES).metrics

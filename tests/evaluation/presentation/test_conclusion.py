@@ -22,6 +22,7 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 from pflcli.core.execution import Execution
 from pflcli.core.metrics import catalogue
+from pflcli.core.tasks import Labels
 from pflcli.evaluation import convergence, latex, scoring, summary
 from pflcli.evaluation.presentation import conclusion, tables
 from pflcli.evaluation.presentation.conclusion import NO_GAIN, PAYS, UNKNOWN, WORSE, Conclusion, Marks
@@ -297,7 +298,7 @@ def draw_table(seed):
         for run in range(int(rng.integers(1, 4)) if seed % 5 == 0 else 1 + seed % 3):
             p = draw_run(rng, np.clip(skill + effect + rng.normal(0, 0.05), 0, 1), offsets, y, classes)
             answers = SplitPredictions({"p": p}, y, np.arange(len(y)), offsets)
-            fields = scoring.score_predictions(answers, tuple(names), 1)
+            fields = scoring.score_predictions(answers, tuple(names), Labels(2))
             is_reference = label not in ("fedavg", baseline) and rng.random() < 0.1
             more = {"names": [f"c{client}" for client in range(clients)], "class_names": [*"abcd"][:classes]}
             groups[label].append(ScoredPredictions(label=label, method=label, seed=run, **more, **fields))

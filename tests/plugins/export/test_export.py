@@ -29,8 +29,10 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.predict import predict
 from pflcli.core import models, registry
 from pflcli.core.engine.federation import Federation
+from pflcli.core.engine.tasks.classes import Classification
 from pflcli.core.errors import ConflictError, InputError, PflError, UsageError
 from pflcli.core.execution import Execution
+from pflcli.core.tasks import Labels
 from pflcli.data.formats import Like, tables
 from pflcli.data.formats.cells import list_missing
 from pflcli.data.preparation.preprocessing import Preprocessing
@@ -91,8 +93,10 @@ def test_every_model_gives_the_same_probabilities_as_onnx(name, kind, shape):
     net = randomize_network(models.create(name, data.in_shape, CLASSES, 0, tokens=kind == "tokens"))
     with torch.no_grad():
         expected = torch.softmax(net(data.inputs(slice(0, 3))), dim=1).numpy()
-    form = Preprocessing("p", Form(shape, TYPES[kind], CLASSES))
-    pieces = StandaloneModel("local", "a", tuple("abcde"), form, pixels, (net,), (1.0,), None, x, expected)
+    form = Preprocessing("p", Form(shape, TYPES[kind], Labels(CLASSES)))
+    pieces = StandaloneModel(
+        "local", "a", Classification(CLASSES), tuple("abcde"), form, pixels, (net,), (1.0,), None, x, expected
+    )
     session = onnxruntime.InferenceSession(onnx_network.export_network(pieces))
     for n in (1, 3):
         p = session.run(["p"], {"x": x[:n].astype(onnx_network.input_dtype(form))})[0]
@@ -252,7 +256,7 @@ def test_exported_model_describes_its_preprocessing(exported_hospital_model):
 def test_undo_preprocessing_restores_the_values_of_the_file():
     """Two columns with gaps, and one without between them: a feature behind a number says whether it was missing."""
     columns = (Column("a", gaps=True), Column("b"), Column("c", gaps=True), Column("d", words=("x", "y")))
-    preprocessing = Preprocessing("", Form((7,), "float32", 2), columns, median=(1.0, 2.0, 3.0, 0.0, 0.0))
+    preprocessing = Preprocessing("", Form((7,), "float32", Labels(2)), columns, median=(1.0, 2.0, 3.0, 0.0, 0.0))
     x = np.asarray([[5, 0, 6, 3, 1, 0, 1], [1, 1, 7, 8, 0, 1, 0]], dtype=np.float32)
     expected = [[5, 6, np.nan, 0, 1], [np.nan, 7, 8, 1, 0]]
     np.testing.assert_array_equal(exports.undo_preprocessing(x, preprocessing), expected)

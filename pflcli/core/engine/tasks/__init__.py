@@ -33,6 +33,10 @@ class Task(ABC):
     """what messages call the mean of ``scores``"""
     formula: ClassVar[str] = "the prediction by the outputs"
     """how ``activate`` predicts, in words"""
+    has_intervals: ClassVar[bool] = False
+    """whether ``bounds`` gives intervals, which ``--coverage`` calibrates"""
+    least: ClassVar[float] = -np.inf
+    """the smallest label that can be, at which intervals begin at the earliest"""
 
     outputs: int = 1
     """the size of a model's output"""
@@ -114,6 +118,10 @@ class Task(ABC):
         names = [*self.names, *map(str, range(len(self.names), self.outputs))]
         return {"prediction" if p.shape[1] == 1 else f"prediction({name})": p[:, at] for at, name in enumerate(names)}
 
+    def score_at(self, target: float) -> float:
+        """Return the mean score of samples over which the first metric of the task has the value ``target``."""
+        return target
+
     def link(self, p: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
         """Return the outputs (n,) of predictions (n, 1), by which ``pfl stack`` pools several; see ``curve``."""
         raise UnsuitedError(f"pfl stack has no rule that pools predictions of the task {self.kind}")
@@ -124,14 +132,19 @@ class Task(ABC):
         """Return 1 minus the scores (n,) of outputs (n,), and the first and second derivatives by the outputs."""
         raise NotImplementedError
 
-    def misses(self, p: NDArray[np.float32], y: NDArray[Any]) -> NDArray[np.float64]:
-        """Return how far labels (n,) are outside of predictions (n, C): the score that intervals are calibrated by."""
-        return np.asarray(np.abs(p[:, 0].astype(np.float64) - y))
+    def point(self, p: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Return the number (n,) by which predictions (n, C) are compared with labels, by default the first.
 
-    def bounds(self, p: NDArray[np.float32], margin: float | NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the ends (n, 2) of the intervals of all labels that miss predictions (n, C) by at most ``margin``."""
-        middle = p[:, 0].astype(np.float64)
-        return np.stack([middle - margin, middle + margin], axis=1)
+        Raises UsageError if there is none.
+        """
+        return p[:, 0].astype(np.float64)
+
+    def bounds(self, p: NDArray[np.float32], level: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the ends (n,) of intervals around predictions (n, C), before calibration for the coverage ``level``.
+
+        By default both are the predictions themselves.
+        """
+        return self.point(p), self.point(p)
 
     @abstractmethod
     def default(self) -> NDArray[np.float32]:

@@ -51,6 +51,8 @@ class Count(Task):
     kind: ClassVar[str] = "count"
     score: ClassVar[str] = "explained deviance"
     formula: ClassVar[str] = "exp of the output, multiplied by the mean label"
+    has_intervals: ClassVar[bool] = True
+    least: ClassVar[float] = 0.0
 
     mean: float = 1.0
     deviance: float = 1.0
@@ -92,6 +94,10 @@ class Count(Task):
         """Return the expected numbers (n, 1) of outputs (n, 1)."""
         return outputs.exp() * self.mean
 
+    def score_at(self, target: float) -> float:
+        """Return the mean score of samples with the mean Poisson deviance ``target``."""
+        return 1 - target / self.deviance
+
     def link(self, p: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
         """Return the outputs (n,) of expected numbers (n, 1), to which a hundredth of the mean is added against 0."""
         return np.asarray(np.log((p[:, 0].astype(np.float64) / self.mean + _SMOOTHING) / (1 + _SMOOTHING)))
@@ -103,10 +109,6 @@ class Count(Task):
         ratio, factor = np.exp(np.minimum(outputs, _MAX_OUTPUT)), 2 * self.mean / self.deviance
         losses = deviances(self.mean * ratio[:, None], y) / self.deviance
         return losses, factor * (ratio - y / self.mean), factor * ratio
-
-    def bounds(self, p: NDArray[np.float32], margin: float | NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the ends (n, 2) of the intervals of all labels that miss predictions by at most ``margin``, from 0."""
-        return np.maximum(super().bounds(p, margin), 0)
 
     def default(self) -> NDArray[np.float32]:
         """Return the mean training label, (1,)."""

@@ -1,4 +1,4 @@
-"""Quantity: models predict a number, by squared, absolute or Huber loss, or a quantile of it.
+"""Quantity: models predict a number, by squared, absolute or Huber loss.
 
 Losses are those of labels standardized by the mean and deviation of all training samples, so that settings such as the
 learning rate do not depend on the unit. Predictions, and so all scores, are in the unit of the labels.
@@ -26,30 +26,31 @@ if TYPE_CHECKING:
 
 METRICS = ("rmse", "mae", "r2")
 LOSSES = ("squared", "absolute", "huber")
-_MAX_LOSS = 16.0
+MAX_LOSS = 16.0
 """The bound of a loss for clients that compare models: an error of four deviations."""
 
 
-def rmse(p: Array, y: Array) -> float:
-    """Return the root of the mean squared error of predictions (n, 1); nan without samples."""
-    return float(np.sqrt(np.mean((p[:, 0].astype(np.float64) - y) ** 2))) if len(y) else float("nan")
+def rmse(p: Array, y: Array, task: Task) -> float:
+    """Return the root of the mean squared error of predictions (n, C); nan without samples."""
+    return float(np.sqrt(np.mean(absolute_errors(p, y, task) ** 2))) if len(y) else float("nan")
 
 
-def absolute_errors(p: Array, y: Array) -> Array:
-    """Return the absolute errors (n,) of predictions (n, 1)."""
-    return np.abs(p[:, 0].astype(np.float64) - y)
+def absolute_errors(p: Array, y: Array, task: Task) -> Array:
+    """Return the absolute errors (n,) of predictions (n, C)."""
+    return np.abs(task.point(p) - y)
 
 
-def r2(p: Array, y: Array) -> float:
+def r2(p: Array, y: Array, task: Task) -> float:
     """Return 1 minus the ratio of the squared errors to those of the mean label; nan if all labels are the same."""
     spread = float(np.sum((y - np.mean(y)) ** 2)) if len(y) else 0.0
-    return 1 - float(np.sum((p[:, 0].astype(np.float64) - y) ** 2)) / spread if spread else float("nan")
+    return 1 - float(np.sum(absolute_errors(p, y, task) ** 2)) / spread if spread else float("nan")
 
 
+_FORM: dict[str, Any] = {"percent": False, "reads_task": True}
 ENTRIES = [
-    *ranking("rmse", "RMSE", unit=LABEL_UNIT, percent=False, lower_is_better=True, formula=rmse),
-    *ranking("mae", "MAE", unit=LABEL_UNIT, percent=False, lower_is_better=True, per_sample=absolute_errors),
-    *ranking("r2", "R²", unit="", percent=False, formula=r2, needs="samples with different labels"),
+    *ranking("rmse", "RMSE", unit=LABEL_UNIT, lower_is_better=True, formula=rmse, **_FORM),
+    *ranking("mae", "MAE", unit=LABEL_UNIT, lower_is_better=True, per_sample=absolute_errors, **_FORM),
+    *ranking("r2", "R²", unit="", formula=r2, needs="samples with different labels", **_FORM),
 ]
 
 
@@ -60,6 +61,7 @@ class Quantity(Task):
     kind: ClassVar[str] = "quantity"
     score: ClassVar[str] = "R²"
     formula: ClassVar[str] = "the output, multiplied by the deviation of labels, plus their mean"
+    has_intervals: ClassVar[bool] = True
 
     loss: str = "squared"
     mean: float = 0.0
@@ -69,7 +71,9 @@ class Quantity(Task):
     def from_word(cls, option: str, unit: str) -> Self:
         """Return the task of ``--task quantity:option``, where the option is one of ``LOSSES``."""
         if option and option not in LOSSES:
-            raise UsageError(f"--task quantity:{option}: unknown loss '{option}'", closest(option, LOSSES))
+            raise UsageError(
+                f"--task quantity:{option}: unknown loss '{option}'", closest(option, LOSSES), "--task quantile:0.9"
+            )
         return cls(unit=unit, loss=option or "squared")
 
     @property
@@ -111,6 +115,10 @@ class Quantity(Task):
         """Return the predictions (n, 1) of outputs (n, 1), in the unit of labels."""
         return outputs * self.deviation + self.mean
 
+    def score_at(self, target: float) -> float:
+        """Return the mean score of samples with the RMSE ``target``."""
+        return 1 - (target / self.deviation) ** 2
+
     def link(self, p: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
         """Return the outputs (n,) of predictions (n, 1)."""
         return (p[:, 0].astype(np.float64) - self.mean) / self.deviation
@@ -128,11 +136,11 @@ class Quantity(Task):
 
     def bounded_losses(self, p: NDArray[np.float32], y: NDArray[Any]) -> NDArray[np.float64]:
         """Return the squared errors (n,) in deviations, at most 16."""
-        return np.asarray(np.minimum((absolute_errors(p, y) / self.deviation) ** 2, _MAX_LOSS), np.float64)
+        return np.asarray(np.minimum((absolute_errors(p, y, self) / self.deviation) ** 2, MAX_LOSS), np.float64)
 
     def scores(self, p: NDArray[np.float32], y: NDArray[Any]) -> NDArray[np.float64]:
         """Return 1 minus the squared errors (n,) in deviations: their mean is R² against the mean training label."""
-        return np.asarray(1 - (absolute_errors(p, y) / self.deviation) ** 2, np.float64)
+        return np.asarray(1 - (absolute_errors(p, y, self) / self.deviation) ** 2, np.float64)
 
 
 TASK = Quantity

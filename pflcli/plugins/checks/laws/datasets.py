@@ -28,6 +28,13 @@ def _load(subject: Subject) -> tuple[Dataset, Samples]:
         raise
 
 
+def _load_classes(subject: Subject) -> Samples:
+    samples = _load(subject)[1]
+    if samples.task is not None:
+        raise NotApplicable(f"its labels are no classes: the task is {samples.task.kind}")
+    return samples
+
+
 @law("datasets")
 def samples_are_valid(subject: Subject) -> None:
     """Arrays have the same length, values are finite, labels are in range, and models take the samples.
@@ -36,7 +43,8 @@ def samples_are_valid(subject: Subject) -> None:
     """
     samples = _load(subject)[1]
     samples.check(subject.name)
-    require(np.issubdtype(samples.y.dtype, np.integer), f"labels are {samples.y.dtype} instead of integers")
+    is_whole = samples.task is not None or np.issubdtype(samples.y.dtype, np.integer)
+    require(is_whole, f"labels are {samples.y.dtype} instead of integers")
 
 
 @law("datasets")
@@ -85,7 +93,7 @@ def every_class_has_samples(subject: Subject) -> None:
 
     A class without samples is often a label that is counted from one.
     """
-    samples = _load(subject)[1]
+    samples = _load_classes(subject)
     empty = np.setdiff1d(np.arange(samples.classes), samples.y)
     if len(empty):
         raise DoubtfulError(f"no sample has label {', '.join(map(str, empty[:5]))} of 0 to {samples.classes - 1}")
@@ -97,7 +105,7 @@ def no_feature_tells_the_label(subject: Subject) -> None:
 
     A column that contains the label, or is computed from it, makes every method look perfect.
     """
-    samples = _load(subject)[1]
+    samples = _load_classes(subject)
     if found := find_telling_value(samples.x, samples.y, samples.classes):
         column, label = found
         named = f"'{samples.features[column]}'" if column < len(samples.features) else str(column)

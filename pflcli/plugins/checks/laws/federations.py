@@ -58,8 +58,8 @@ def make_numbers(kind: str) -> Federation:
     draw, sizes = np.random.default_rng(0), np.tile([24, 6, 8], (5, 1))
     offsets = np.concatenate([[0], np.cumsum(sizes.ravel())])
     x = draw.normal(size=(offsets[-1], FEATURES)).astype(np.float32)
-    y = 200 + 30.0 * (x[:, 0] - x[:, 1]) if kind == "quantity" else draw.poisson(np.exp(1 + 0.7 * x[:, 0]))
-    task = tasks.find("quantity" if kind == "series" else kind).task()
+    y = 200 + 30.0 * (x[:, 0] - x[:, 1]) if kind != "count" else draw.poisson(np.exp(1 + 0.7 * x[:, 0]))
+    task = tasks.parse({"quantile": "quantile:0.1,0.5,0.9", "series": "quantity"}.get(kind, kind), "")
     if kind == "series":
         x, y, task = x[:, :, None], 200 + 30.0 * x[:, -1], replace(task, past=(0, 200.0, 30.0))
     data = Federation.from_blocks(x, y.astype(np.float64), offsets, task, cluster=CLUSTER[:5])

@@ -1014,19 +1014,20 @@ def rounds_lower_the_loss(subject: Subject) -> None:
 
 @law("methods")
 def declared_tasks_are_learned(subject: Subject) -> None:
-    """The method learns quantities, counts and series, if ``TASKS`` declares them, better than their mean.
+    """The method learns quantities, quantiles, counts and series, if ``TASKS`` declares them, better than their mean.
 
-    Code that counts on classes fails, or learns nothing, when labels are something else. With ``any``, it learns both.
+    Code that counts on classes fails, or learns nothing, when labels are something else. With ``any``, it learns all.
     """
     code = methods.load(subject.name)
-    kinds = [kind for kind in ("quantity", "count", "series") if {kind, "any"} & {*code.TASKS}]
+    kinds = [kind for kind in ("quantity", "quantile", "count", "series") if {kind, "any"} & {*code.TASKS}]
     if not kinds:
         raise NotApplicable("the method learns classes only")
     for kind in kinds:
         data = federations.make_numbers(kind)
         run, state = _play(subject, data=data, rounds=_LATER, participation=1.0, batch_size=8, lr=0.02)
         p, y = _predict(subject, run, state)["test"], data.labels_of(data.clients, "test")
-        require(p.shape == (len(y), 1), f"predictions of {len(y)} labels ({kind}) are {p.shape}, not {(len(y), 1)}")
+        shape = (len(y), data.task.outputs)
+        require(p.shape == shape, f"predictions of {len(y)} labels ({kind}) are {p.shape}, not {shape}")
         require(bool(np.isfinite(p).all()), f"a prediction of a {kind} is not finite")
         if code.has_rounds:
             score = float(data.task.scores(p, y).mean())
