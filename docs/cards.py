@@ -23,7 +23,7 @@ from pflcli.commands import listing
 from pflcli.core import methods, registry
 from pflcli.core.federation.run import Run
 from pflcli.core.wording import as_typed
-from pflcli.plugins.checks.laws.federations import add_new_clients
+from pflcli.plugins.checks.laws.federations import add_new_clients, make_numbers
 from pflcli.plugins.sites import admission
 from pflcli.workflow.admission import small_federation as small
 
@@ -132,10 +132,10 @@ def _describe_cost(name: str) -> str:
 
 def _find_abilities(name: str) -> tuple[bool, bool]:
     """Return whether a client that joins after the rounds gets predictions, and whether its model can be exported."""
-    if not {"classes", "any"} & {*methods.load(name).TASKS}:
-        return True, False  # the small federation has classes; a forecast needs no more than its sample
-    run = small.make_run(name, rounds=1, data=add_new_clients(small.make_federation(), ((6, 2, 3),)))
-    state, late = small.play_rounds(name, run), len(small.SIZES)
+    joined = add_new_clients(small.make_federation(), ((6, 2, 3),))
+    data = make_numbers("series") if methods.load(name).TASKS == ("series",) else joined
+    run = small.make_run(name, rounds=1, data=data)
+    state, late = small.play_rounds(name, run), int(data.clients[-1])
     run = replace(run, keeps_models=True)
     with run.personalizing():
         predictor = small.personalize(name, run, state, np.asarray([late]))

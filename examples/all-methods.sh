@@ -27,7 +27,7 @@ peers=()
 for method in gossip fedamp pens; do peers+=(--set "$method.training.rounds=1200"); done
 if [ "$dataset" = air-quality-pm25 ]; then
   # Samples are split by time, so that no seed draws another partition.
-  draws=("${seeds[0]}") how=(--model mlp --rounds 100 --participation 1 --batch-size 128)
+  draws=("${seeds[0]}") how=(--model mlp --rounds 200 --participation 1 --batch-size 128) rate=0.05
   ((${#tuning[@]})) || how+=(--seeds "$(IFS=,; echo "${seeds[*]}")")
   who+=(--set "horizon=${2:-6}" --set hours=6 --set stride=12)
   compared=all,alone@ridge,alone@boosting

@@ -18,11 +18,14 @@ from pflcli.artifacts.make import Built, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.core import methods, registry
 from pflcli.core.datasets import SPLITS
 from pflcli.core.engine import backend
 from pflcli.core.execution import Execution
 
 FORCE = Execution(force=True)
+CLASSIFYING = [name for name in registry.names("methods") if {"classes", "any"} & {*methods.load(name).TASKS}]
+"""The methods that learn classes."""
 
 ONE_OF_EACH_KIND = ("local", "knn-per", "fedavg-plus", "fedavg", "scaffold", "ditto", "fedem", "pens")
 """Methods for tests of what does not depend on the method: without rounds, after them, with a global model, with

@@ -10,7 +10,7 @@ import shutil
 import pytest
 from golden.make import FINGERPRINTS, make_chain, read_fingerprints
 
-from helpers import ROOT, files_of, imports
+from helpers import CLASSIFYING, ROOT, files_of, imports
 from pflcli.artifacts import kinds
 from pflcli.artifacts.manifest import read
 from pflcli.artifacts.reader import open_artifact
@@ -21,7 +21,7 @@ from pflcli.core.execution import Execution
 from pflcli.core.registry import files
 from pflcli.plugins.knn_tools import sweep
 
-METHODS = registry.names("methods")
+METHODS = CLASSIFYING
 STEPS = {"aggregators": "aggregator", "uploads": "upload"}
 """Groups of files that change what the server makes of uploads, with the setting that names one."""
 CODE = '''"""A method."""

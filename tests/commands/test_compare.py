@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from helpers import CLASSIFYING
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds.evaluation import read
 from pflcli.artifacts.reader import open_artifact
@@ -153,7 +154,7 @@ def test_compare_makes_only_the_inputs_that_its_methods_need(new_folder):
     assert {"seed-3/embeddings", "seed-3/datastore", "seed-3/knn-per"} < {*list_artifacts(new_folder)}
 
 
-ALL = [name for name in registry.names("methods") if not name.endswith("-extended")]
+ALL = [name for name in CLASSIFYING if not name.endswith("-extended")]
 """What ``all`` stands for: an extension adds options to a method, and without them is that method once more."""
 
 

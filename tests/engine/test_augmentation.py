@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import worlds
+from helpers import CLASSIFYING
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
-from pflcli.core import config, models, parameters, registry, rng
+from pflcli.core import config, models, parameters, rng
 from pflcli.core.engine.augmentation import augment
 from pflcli.core.engine.engine import Engine
 from pflcli.core.engine.federation import Federation
@@ -124,7 +125,7 @@ def test_augmentation_does_not_depend_on_threads_and_modes(model):
     assert not worlds.same(once, train_models(data, model=model))
 
 
-@pytest.mark.parametrize("method", registry.names("methods"))
+@pytest.mark.parametrize("method", CLASSIFYING)
 def test_method_trains_on_augmented_images(method):
     data = make_federation(8, sizes=((6, 4, 4), (5, 3, 3), (1, 1, 1), (7, 3, 4)))
     run = worlds.run(method, data=data, augment=("flip", "crop"))

@@ -8,7 +8,8 @@ import torch
 from torch.nn import functional
 
 import worlds
-from pflcli.core import config, models, parameters, registry, rng
+from helpers import CLASSIFYING
+from pflcli.core import config, models, parameters, rng
 from pflcli.core.errors import UsageError
 from pflcli.core.settings import Settings
 from pflcli.workflow.admission import small_federation as small
@@ -84,7 +85,7 @@ def use_images(run, mode):
     return run
 
 
-@pytest.mark.parametrize("method", [name for name in registry.names("methods") if name != "scaffold"])
+@pytest.mark.parametrize("method", [name for name in CLASSIFYING if name != "scaffold"])
 def test_method_trains_with_adamw_and_clipping(method):
     run = worlds.run(method, optimizer="adamw", weight_decay=0.01, clip_gradients=1.0, lr=0.01, lr_schedule="cosine")
     answers = worlds.answers(method, run, worlds.play(method, run))

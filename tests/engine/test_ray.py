@@ -11,6 +11,7 @@ import sys
 import pytest
 
 import worlds
+from helpers import CLASSIFYING
 from pflcli.core import models, parameters, registry, sources
 from pflcli.core.engine.engine import Engine
 from pflcli.core.engine.executors import ray_runtime
@@ -99,7 +100,7 @@ def test_missing_ray_is_named_with_the_install_command(monkeypatch):
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["auto", "loop"])
 def test_methods_give_the_same_bytes_on_ray(ray, mode):
-    for method in registry.names("methods"):
+    for method in CLASSIFYING:
         plain = worlds.run(method, rounds=2, participation=1.0, mode=mode)
         other = train_on_ray(worlds.run(method, rounds=2, participation=1.0, mode=mode), 2)
         state, others = worlds.play(method, plain), worlds.play(method, other)

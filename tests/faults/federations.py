@@ -22,12 +22,13 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 import trying
+from helpers import CLASSIFYING
 from pflcli.artifacts.kinds import partition, predictions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.core import registry
 from trying import Tally
 
-METHODS = registry.names("methods")
+METHODS = CLASSIFYING
 FRACTIONS = ("0.6,0.2,0.2", "0.6,0.2,0.2", "0.5,0,0.5", "0.9,0.05,0.05", "0.1,0.1,0.8", "0.4,0.6,0")
 ODD = ("one class each", "one class", "constant", "zeros", "same rows", "huge", "one huge value")
 SCHEMES = ("natural", "iid", "dirichlet", "classes", "shards", "quantity", "clusters")

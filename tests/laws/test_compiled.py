@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 import worlds
-from helpers import set_own_products
-from pflcli.core import registry
+from helpers import CLASSIFYING, set_own_products
 from pflcli.core.engine import linear_chain
 
 OPTIONS = {"apfl": {"adaptive": True, "alpha_lr": 5.0}, "fedham": {"warmup": 1, "sketch": 16}}
 """Options by which a method computes gradients of other parameters too."""
 
-CASES = [*((name, {}) for name in registry.names("methods")), *OPTIONS.items()]
+CASES = [*((name, {}) for name in CLASSIFYING), *OPTIONS.items()]
 
 
 @pytest.mark.parametrize(

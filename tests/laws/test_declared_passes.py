@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 import worlds
-from pflcli.core import registry
+from helpers import CLASSIFYING
 from pflcli.core.engine.linear_chain import ChainNetwork
 
 
-@pytest.mark.parametrize("method", registry.names("methods"))
+@pytest.mark.parametrize("method", CLASSIFYING)
 def test_declared_passes_per_step_equal_those_counted_in_the_network(method, monkeypatch):
     """A forward pass of a sample counts a third, and its backward pass two thirds."""
     counted, samples = [], {}

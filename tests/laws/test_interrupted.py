@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import pflcli
-from helpers import same
+from helpers import CLASSIFYING, same
 from pflcli.commands import personalize
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.extract import extract
@@ -28,7 +28,7 @@ from pflcli.core.execution import Execution
 from pflcli.core.simulation import loop
 from pflcli.workflow.training import checkpoint, checkpointed
 
-METHODS = registry.names("methods")
+METHODS = CLASSIFYING
 PACKAGE = str(Path(pflcli.__file__).parent)
 FEW = {"model": "mlp", "rounds": 2, "participation": 0.5, "batch_size": 8, "eval_every": 1, "report": "best"}
 

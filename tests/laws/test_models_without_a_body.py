@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 import worlds
+from helpers import CLASSIFYING
 from pflcli.commands.compare import compare
-from pflcli.core import methods, registry
+from pflcli.core import methods
 from pflcli.core.errors import UsageError
 from pflcli.core.execution import Execution
 
-METHODS = registry.names("methods")
+METHODS = CLASSIFYING
 QUICK = ("--model", "logistic", "--rounds", 1, "--threads", 1)
 
 

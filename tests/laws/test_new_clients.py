@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import worlds
-from helpers import ONE_OF_EACH_KIND
+from helpers import CLASSIFYING, ONE_OF_EACH_KIND
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.build_datastore import build_datastore
@@ -19,7 +19,7 @@ from pflcli.commands.extract import extract
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
-from pflcli.core import methods, registry
+from pflcli.core import methods
 from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import UnsuitedError
 from pflcli.core.federation.run import Run
@@ -30,7 +30,7 @@ from pflcli.plugins.checks.laws.federations import add_new_clients
 from pflcli.workflow.training import state_files
 from pflcli.workflow.training.state_files import load_state
 
-METHODS = registry.names("methods")
+METHODS = CLASSIFYING
 SIZES = ((11, 3, 4), *((3, 1, 2),) * 15)
 """Samples of new clients."""
 FEW = {"model": "mlp", "rounds": 3, "participation": 1.0}

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from helpers import CLASSIFYING
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import open_artifact
@@ -18,7 +19,7 @@ from pflcli.commands.extract import extract
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
-from pflcli.core import methods, registry
+from pflcli.core import methods
 from pflcli.core.errors import InputError
 from pflcli.core.execution import Execution
 from pflcli.plugins.audits import queries
@@ -27,7 +28,7 @@ from pflcli.plugins.export.export import export
 from pflcli.workflow.prediction import reopened_run, stored_predictor
 from pflcli.workflow.prediction.stored_predictor import StoredPredictor
 
-METHODS = registry.names("methods")
+METHODS = CLASSIFYING
 BRIEF = {"model": "mlp", "rounds": 1, "participation": 0.5}
 ENGINES = {method: ("loop", "stacked")[number % 2] for number, method in enumerate(METHODS)}
 """One engine for each method, in turn: both are tried by many methods, and the law takes half the time."""

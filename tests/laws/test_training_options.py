@@ -11,8 +11,8 @@ from torch.func import functional_call
 from torch.nn import functional
 
 import worlds
-from helpers import ONE_OF_EACH_KIND
-from pflcli.core import models, registry, rng
+from helpers import CLASSIFYING, ONE_OF_EACH_KIND
+from pflcli.core import models, rng
 from pflcli.core.engine.gradients import Pass, StackedBatch
 from pflcli.core.engine.local_sgd import Batch, Model
 from pflcli.core.engine.networks import AutogradNetwork
@@ -27,7 +27,7 @@ SETTINGS = {
 }
 
 CASES = [
-    *itertools.product(registry.names("methods"), ("sgd with all", "adamw")),
+    *itertools.product(CLASSIFYING, ("sgd with all", "adamw")),
     *itertools.product(ONE_OF_EACH_KIND, ("sgd", "adam")),
 ]
 

@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 
 import pytest
 
+from helpers import CLASSIFYING
 from pflcli import build_datastore, personalize, sweep, train_global, tune
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.kinds import LINEAGE
@@ -20,7 +21,7 @@ from pflcli.core.methods import load
 from pflcli.core.settings import ADDED, Settings
 from pflcli.workflow.training import run_request
 
-METHODS = registry.names("methods")
+METHODS = CLASSIFYING
 
 
 def iterate_option_classes():

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import pflcli
-from helpers import ROOT, files_of
+from helpers import CLASSIFYING, ROOT, files_of
 from pflcli import Callback, EarlyStopping, Federation, compare, import_data, partition, simulate, table
 from pflcli.artifacts.kinds import predictions, required_kinds
 from pflcli.artifacts.open_by_path import open_one
@@ -23,7 +23,7 @@ from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.extract import extract
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
-from pflcli.core import methods, models, registry
+from pflcli.core import methods, models
 from pflcli.core.engine.process_settings import intra_op
 from pflcli.core.errors import InputError, UnsuitedError, UsageError
 from pflcli.core.execution import Execution
@@ -31,7 +31,7 @@ from pflcli.core.simulation import loop
 from pflcli.core.simulation.progress import Progress
 from pflcli.methods import fedavg
 
-METHODS = registry.names("methods")
+METHODS = CLASSIFYING
 NAMES = ["amber", "birch", "cedar", "delta", "ember", "fjord"]
 SETTINGS = {"model": "mlp", "rounds": 2, "participation": 0.5, "batch_size": 8, "lr": 0.1, "eval_every": 1}
 ONE = Execution(threads=1)

@@ -13,6 +13,7 @@ import torch
 from safetensors.numpy import load
 
 import worlds
+from helpers import CLASSIFYING
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import open_artifact
@@ -349,7 +350,7 @@ def test_method_on_a_backbone_does_not_inherit_its_last_rounds_accuracy(tmp_path
     }
 
 
-@pytest.mark.parametrize("method", registry.names("methods"))
+@pytest.mark.parametrize("method", CLASSIFYING)
 def test_answer_train_adds_predictions_on_training_samples_and_changes_nothing_else(method):
     plain, answering = (worlds.run(method, participation=0.5, answer_train=answer) for answer in (False, True))
     state = worlds.play(method, plain)

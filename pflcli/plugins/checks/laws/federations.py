@@ -54,14 +54,15 @@ def make_separable_clients() -> Federation:
 
 
 def make_numbers(kind: str) -> Federation:
-    """Return five clients whose labels are quantities or counts that depend on the features; quantiles are three."""
+    """Return five clients whose labels are quantities or counts that depend on the features, or follow a series."""
     draw, sizes = np.random.default_rng(0), np.tile([24, 6, 8], (5, 1))
     offsets = np.concatenate([[0], np.cumsum(sizes.ravel())])
     x = draw.normal(size=(offsets[-1], FEATURES)).astype(np.float32)
     y = 200 + 30.0 * (x[:, 0] - x[:, 1]) if kind != "count" else draw.poisson(np.exp(1 + 0.7 * x[:, 0]))
-    y = y.astype(np.float64)
-    task = tasks.parse(f"{kind}:0.1,0.5,0.9" if kind == "quantile" else kind, "")
-    data = Federation.from_blocks(x, y, offsets, task, cluster=CLUSTER[:5])
+    task = tasks.parse({"quantile": "quantile:0.1,0.5,0.9", "series": "quantity"}.get(kind, kind), "")
+    if kind == "series":
+        x, y, task = x[:, :, None], 200 + 30.0 * x[:, -1], replace(task, past=(0, 200.0, 30.0))
+    data = Federation.from_blocks(x, y.astype(np.float64), offsets, task, cluster=CLUSTER[:5])
     return data.fitted()
 
 

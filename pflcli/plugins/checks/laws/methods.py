@@ -54,7 +54,15 @@ _DIVERGING = 6
 
 
 def _run(subject: Subject, **changes: Any) -> Run:
+    _require_task(subject, changes.get("data"))
     return small.make_run(subject.name, options=subject.options, **changes)
+
+
+def _require_task(subject: Subject, data: Federation | None = None) -> None:
+    """Raise NotApplicable if the method does not learn the labels of ``data``, by default classes."""
+    task = (data or small.make_federation()).task
+    if not {task.kind, "any", "series" if task.past else "any"} & {*methods.load(subject.name).TASKS}:
+        raise NotApplicable(f"the method does not learn {task.kind}")
 
 
 def _play(subject: Subject, **changes: Any) -> tuple[Run, State]:
@@ -429,6 +437,7 @@ def clients_use_only_their_own_samples(subject: Subject) -> None:
     """
     if "samples" in _facts(subject).get("SENDS_MORE", ""):
         raise NotApplicable("SENDS_MORE declares that clients send samples")
+    _require_task(subject)
     require_own_samples(subject.name, subject.options, (small.LATE,))
 
 
@@ -1005,12 +1014,12 @@ def rounds_lower_the_loss(subject: Subject) -> None:
 
 @law("methods")
 def declared_tasks_are_learned(subject: Subject) -> None:
-    """The method learns quantities, their quantiles and counts, if ``TASKS`` declares them, better than their mean.
+    """The method learns quantities, quantiles, counts and series, if ``TASKS`` declares them, better than their mean.
 
     Code that counts on classes fails, or learns nothing, when labels are something else. With ``any``, it learns all.
     """
     code = methods.load(subject.name)
-    kinds = [kind for kind in ("quantity", "quantile", "count") if {kind, "any"} & {*code.TASKS}]
+    kinds = [kind for kind in ("quantity", "quantile", "count", "series") if {kind, "any"} & {*code.TASKS}]
     if not kinds:
         raise NotApplicable("the method learns classes only")
     for kind in kinds:
