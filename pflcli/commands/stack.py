@@ -121,11 +121,7 @@ def _build(
     codebook.write(work, codebook.read(artifacts[0]))
     state_files.write_state({"exponents": torch.from_numpy(learned.exponents)}, work)
     shared = dict(zip(held_out.names, map(float, learned.exponents), strict=True))
-    exponent_list = ", ".join(f"{name} {value:.2f}" for name, value in shared.items())
-    execution.reporter.say(f"stack: exponents {exponent_list}; ridge {learned.ridge:g}")
-    if gate:
-        keep = [f"{(learned.kept == at).sum()} keep {_KEPT_AS.get(name, name)}" for name, at in gated.items()]
-        execution.reporter.say(f"stack: of {len(learned.kept)} clients {', '.join(keep)}")
+    _report(execution, shared, learned, gated if gate else None)
     losses = {"pool": learned.loss} | dict(zip(gated, learned.base_losses, strict=True))
     costs = _costs(artifacts)
     reported = {artifact.manifest.summary["reported"].partition(":")[0] for artifact in artifacts}
@@ -147,6 +143,15 @@ def _build(
         "tuned": predictions.summarize_tuned(tuned),
     }
     return Built(summary, {key: value for key, value in costs.items() if key not in _LINKS})
+
+
+def _report(execution: Execution, shared: dict[str, float], learned: pool.Pool, gated: dict[str, int] | None) -> None:
+    """Print what was learned and, with ``--gate``, how many clients keep each of the models of ``gated``."""
+    exponent_list = ", ".join(f"{name} {value:.2f}" for name, value in shared.items())
+    execution.reporter.say(f"stack: exponents {exponent_list}; ridge {learned.ridge:g}")
+    if gated is not None:
+        keep = [f"{(learned.kept == at).sum()} keep {_KEPT_AS.get(name, name)}" for name, at in gated.items()]
+        execution.reporter.say(f"stack: of {len(learned.kept)} clients {', '.join(keep)}")
 
 
 def _sort_key(artifact: Artifact) -> tuple[str, str, str]:
