@@ -29,10 +29,12 @@ if [ "$dataset" = air-quality-pm25 ]; then
   # Samples are split by time, so that no seed draws another partition.
   draws=("${seeds[0]}") how=(--model mlp --rounds 200 --participation 1 --batch-size 128) rate=0.05
   ((${#tuning[@]})) || how+=(--seeds "$(IFS=,; echo "${seeds[*]}")")
-  who+=(--set "horizon=${2:-6}" --set hours=6 --set stride=12)
-  compared=all,alone@ridge,alone@boosting
+  who+=(--set "horizon=${2:-6}" --set hours=6 --set stride=24)
+  compared=all
+  [ "$size" = paper ] || compared=fedavg,fedavg-plus,ditto,apfl,fedrep,fedper,fedprox,knn-per,gaussian-head,knn-peers,alone
+  compared+=,alone@ridge,alone@boosting
   labelled=(--set alone@ridge.model=linear --set alone@boosting.model=boosting)
-  apart=(--set fedsgd.training.rounds=1000) peers=()
+  apart=() peers=()
 elif [ "$dataset" != writers ]; then
   apart=() peers=()
   who=(--scheme dirichlet --set alpha=0.1 --clients 20 --min-samples 10)
