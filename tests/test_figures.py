@@ -31,7 +31,7 @@ HELD = {
     "circles of packages": 0,
     "lines of the longest function": 59,
     "files that a new kind of task changes": 1,
-    "lines outside plug-ins, methods and tasks": 46_714,
+    "lines outside plug-ins, methods, tasks and datasets": 45_937,
     "functions run before the first weight changes, pfl personalize": 395,
     "functions run before the first weight changes, simulate": 227,
 }
@@ -198,12 +198,12 @@ MEASURES = {
     "circles of packages": lambda: len(circles_of_packages()),
     "lines of the longest function": lambda: max(map(_count_code, _functions())),
     "files that a new kind of task changes": lambda: len(PATCH),
-    "lines outside plug-ins, methods and tasks": lambda: _count_lines(
+    "lines outside plug-ins, methods, tasks and datasets": lambda: _count_lines(
         [
             file
             for file in FILES
             if file.relative_to(ROOT).parts[0] not in {"plugins", "methods"}
-            and file.parent != ROOT / "core" / "engine" / "tasks"
+            and file.parent not in {ROOT / "core" / "engine" / "tasks", ROOT / "data" / "datasets"}
         ]
     ),
     "functions run before the first weight changes, pfl personalize": _count_functions_of_personalize,

@@ -165,6 +165,7 @@ def _main(
         if "." not in word:
             raise UsageError(f"--use {word} is neither a Python file nor a module", "--use ./mine.py")
         registry.use(registry.group_of(Path(word)) if registry.is_file(word) else "models", word)
-    tasks.add_used()
+    if use:
+        tasks.add_used()
     if not accelerated:
         os.environ["PFL_ACCELERATED"] = "0"  # worker processes inherit it; see pflcli/core/engine/backend.py

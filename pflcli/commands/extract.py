@@ -121,7 +121,7 @@ def _require_match(chosen: Artifact, backbone: Artifact, trained_on: Artifact) -
     for feature, actual, expected in (
         ("samples of shape", form.shape, needed.shape),
         ("samples of type", form.dtype, needed.dtype),
-        ("a number of classes of", form.classes, needed.classes),
+        ("a number of classes of", form.labels.outputs, needed.labels.outputs),
     ):
         if actual != expected:
             raise InputError(

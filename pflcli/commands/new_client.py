@@ -180,7 +180,7 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
     model, artifact, say = job.model, job.model.artifact, execution.reporter.say
     number = len(reopened_run.client_names(artifact))
     seed = int(model.partition.manifest.request.get("seed", 0))
-    labels = read_labels(artifact.manifest, job.preprocessing.form.classes)
+    labels = read_labels(artifact.manifest, job.preprocessing.form.labels.outputs)
     samples = new_client_samples.read(
         job.source, job.preprocessing, job.book, labels, job.client, number, job.fractions, seed, execution.reporter
     )

@@ -77,7 +77,9 @@ def personalize(asked: Personalize) -> Outcome:
     initial.require_weights(training, digest)
     if digest is not None:
         request["weights"] = digest
-    record = attendance_record.read_for_method(asked.attendance, asked.method, definition, training)
+    record = None
+    if asked.attendance is not None:
+        record = attendance_record.read_for_method(asked.attendance, asked.method, definition, training)
     if record is not None and record.absent:
         request["absent"] = record.absent
     # A method that needs embeddings trains no model: the code of the model is part of the embeddings' fingerprint.

@@ -80,7 +80,7 @@ def predict(asked: Predict) -> PredictedSamples:
         artifact, partition, replace(book, scales=()), None, execution, asked.encoder_weights
     )
     client = None if asked.client_column is not None else _choose_client(artifact, partition, asked.client)
-    task = read_labels(artifact.manifest, common.form.classes).task()
+    task = read_labels(artifact.manifest, common.form.labels.outputs).task()
     disclosed = disclosure.parse(asked.answers, task.kind)
     queries = _read_samples(asked, book, common)
     owner = np.full(len(queries.names), client) if queries.owner is None else queries.owner
@@ -98,7 +98,7 @@ def predict(asked: Predict) -> PredictedSamples:
         client or "",
         client is None or client in reopened_run.client_names(artifact),
         queries.names,
-        () if numbers else tuple(book.class_names(common.form.classes)),
+        () if numbers else tuple(book.class_names(common.form.labels.outputs)),
         np.asarray([] if numbers else answer.parts["p"].argmax(axis=1), dtype=np.int64),
         parts,
         tuned,

@@ -76,7 +76,9 @@ def train_global(asked: TrainGlobal) -> Outcome:
     initial.require_weights(training, None if file is None else file.digest)
     execution = execution.reading(None if file is None else file.path, asked.attendance)
     request = run_request.describe_run(asked.method, cfg, training, seed)
-    record = attendance_record.read_for_method(asked.attendance, asked.method, definition, training)
+    record = None
+    if asked.attendance is not None:
+        record = attendance_record.read_for_method(asked.attendance, asked.method, definition, training)
     if record is not None and record.absent:
         request["absent"] = record.absent
     artifact_spec = ArtifactSpec(

@@ -55,7 +55,8 @@ def add_used() -> None:
 
 for _file in sorted((Path(__file__).parent / "engine" / "tasks").glob("[!_]*.py")):
     _add(_file)
-add_used()
+if registry.used_files():
+    add_used()
 
 
 def find(kind: str) -> Kind:
@@ -91,7 +92,10 @@ class Labels:
     @classmethod
     def of(cls, task: Any) -> Labels:
         """Return the labels of a task; raises UsageError if it is not among ``KINDS``."""
-        return cls(task.outputs) if find(task.kind) is KINDS[CLASSES] else cls(task.outputs, task.kind, asdict(task))
+        if task.kind == CLASSES:
+            return cls(task.outputs)
+        find(task.kind)
+        return cls(task.outputs, task.kind, asdict(task))
 
     @property
     def unit(self) -> str:

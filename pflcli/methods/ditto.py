@@ -120,22 +120,16 @@ def _train_personal(
     def steps(ids: NDArray[np.int64], lam: float) -> Iterable[TrainedClients]:
         return run.local_sgd(ids, initial, name="personal", prox=(anchor, lam), **plan)
 
-    lambdas = _fixed_lambdas(run, clients)
+    # The lambda of each client (n,), nan for those that choose it by validation samples.
+    lambdas = run.read_choices("lambda", clients) if run.cfg.lam is None else np.full(len(clients), run.cfg.lam)
+    if lambdas is None:
+        chooses = run.federation.sizes("validation")[clients] >= _MIN_VALIDATION_SAMPLES
+        lambdas = np.where(chooses, np.nan, _DEFAULT_LAMBDA)
     for lam in np.unique(lambdas[~np.isnan(lambdas)]):
         for part in steps(clients[lambdas == lam], float(lam)):
             yield part, np.full(len(part.clients), lam)
     for ids in run.client_chunks(clients[np.isnan(lambdas)]):
         yield _choose_lambda(run, ids, steps)
-
-
-def _fixed_lambdas(run: Run, clients: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the lambda of each client (n,), nan for clients that choose it by validation samples."""
-    earlier = run.read_choices("lambda", clients)
-    if run.cfg.lam is not None:
-        return np.full(len(clients), run.cfg.lam)
-    if earlier is not None:
-        return earlier
-    return np.where(run.federation.sizes("validation")[clients] >= _MIN_VALIDATION_SAMPLES, np.nan, _DEFAULT_LAMBDA)
 
 
 def _choose_lambda(

@@ -629,7 +629,7 @@ WRONG = {
         "partition zzz -o {out}",
         2,
         "unknown dataset 'zzz', and there is no folder of this name",
-        "choose from: air-quality, cifar10",
+        "choose from: air-quality, air-quality-pm25, cifar10",
     ),
     "an unknown option far from any": (f"{W} --zzz", 2, "unknown option '--zzz'", "pfl partition --help"),
     "no output": ("train-global {small}/p", 2, "missing option '--out'", "pfl train-global --help"),

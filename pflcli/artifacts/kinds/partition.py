@@ -194,11 +194,6 @@ class Form:
     labels: Labels
 
     @property
-    def classes(self) -> int:
-        """The number of classes, or of a model's outputs if labels are something else."""
-        return self.labels.outputs
-
-    @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of a sample as a model's input: images have channels first."""
         if self.dtype != "uint8":

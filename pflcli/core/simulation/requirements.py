@@ -55,7 +55,8 @@ def require_suited(name: str, method: Method, settings: Settings, labels: Labels
     ``labels`` is None if they are not known. Raises UsageError if the metric that compares rounds is not defined for
     them.
     """
-    if labels is not None and not {labels.kind, "any", *(["series"] if labels.is_series else [])} & {*method.TASKS}:
+    learns = {*method.TASKS}
+    if labels is not None and not ({labels.kind, "any"} & learns or ("series" in learns and labels.is_series)):
         raise UnsuitedError(
             f"{name} learns {' and '.join(method.TASKS)}, and the task is {labels.kind}",
             "a method whose file has TASKS = ('any',), such as fedavg",

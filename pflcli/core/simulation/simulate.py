@@ -194,7 +194,8 @@ def simulate(
     training, draw = _settings(federation, model, settings)
     _require_suited(name, definition, cfg, training, federation, draw, engine)
     samples = federation.digest()
-    inputs = RunInputs(draw_network=draw, private_rng=_private_rng(name, cfg, training, seed, samples))
+    noise = None if training.dp_seed is None else _private_rng(name, cfg, training, seed, samples)
+    inputs = RunInputs(draw_network=draw, private_rng=noise)
     backbone = None
     if definition.NEEDS:
         how: dict[str, Any] = {"threads": threads, "engine": engine, "quiet": quiet}
@@ -242,13 +243,11 @@ def _list_callbacks(callbacks: Any) -> list[Callback]:
 
 def _private_rng(
     name: str, cfg: Any, settings: Settings, seed: int, samples: str
-) -> Callable[..., np.random.Generator] | None:
-    """Return the generators of noise that protects clients by ``dp_seed``; None, for a new secret, if it is not given.
+) -> Callable[..., np.random.Generator]:
+    """Return the generators of noise that protects clients by ``dp_seed``.
 
     Their seed also depends on what is run and on the ``samples``, so that no two runs have the same noise.
     """
-    if settings.dp_seed is None:
-        return None
     asked = [settings.dp_seed, name, config.plain(cfg), config.plain(settings), seed, samples]
     return partial(rng.generator, int.from_bytes(hashlib.sha256(json.dumps(asked).encode()).digest()))
 

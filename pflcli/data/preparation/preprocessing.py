@@ -273,12 +273,12 @@ class Preprocessing:
             raise InputError(f"{self.name} takes {kind} of shape {expected}; the samples have {actual}")
 
     def _require_tokens(self, raw: RawSamples) -> None:
-        bad = np.argwhere((raw.x < 0) | (raw.x >= self.form.classes))
+        bad = np.argwhere((raw.x < 0) | (raw.x >= self.form.labels.outputs))
         if len(bad):
             row, *at = bad[0].tolist()
             raise InputError(
                 f"{raw.place(row, 'features', at)}: {raw.x[(row, *at)]} is not a token; tokens are 0 to "
-                f"{self.form.classes - 1}"
+                f"{self.form.labels.outputs - 1}"
             )
 
 

@@ -75,7 +75,7 @@ def create_federation(asked: CreateFederation) -> Outcome:
     request: dict[str, Any] = {
         **{key: trained.manifest.request[key] for key in _RUN},
         **then,
-        "form": {"shape": list(form.shape), "type": form.dtype, "classes": form.classes},
+        "form": {"shape": list(form.shape), "type": form.dtype, "classes": form.labels.outputs},
         **task,
         "train": partitions.read_sizes(partition)[:, 0].tolist(),
         "split": {

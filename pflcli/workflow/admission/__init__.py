@@ -28,7 +28,7 @@ class Shape:
     @classmethod
     def of_form(cls, form: Form) -> Shape:
         """Return the shape of the samples of a partition."""
-        return cls(form.input_shape, form.dtype == "int16", form.classes)
+        return cls(form.input_shape, form.dtype == "int16", form.labels.outputs)
 
 
 class BrokenLawError(Exception):

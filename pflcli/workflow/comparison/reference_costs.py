@@ -28,12 +28,14 @@ def require_cheap(name: str, training: Settings, partition: Artifact, command: s
     summary, form = partition.manifest.summary, partitions.read_form(partition)
     clients, samples = int(summary["clients"]), int(summary["train"])
     tokens = form.dtype == "int16"
-    network = models.outline(training.model, form.input_shape, form.classes, tokens=tokens, adapter=training.adapter)
+    network = models.outline(
+        training.model, form.input_shape, form.labels.outputs, tokens=tokens, adapter=training.adapter
+    )
     weights = sum(weight.numel() for weight in network.parameters())
     seen = training.steps * training.batch_size * clients if training.steps else training.epochs * samples
     local = _PER_WEIGHT * weights * seen * training.rounds * training.participation
     parts = clients if _CLIENTS[name] else 1
-    seconds = parts * _estimate(samples / parts, math.prod(form.shape), form.classes)
+    seconds = parts * _estimate(samples / parts, math.prod(form.shape), form.labels.outputs)
     if seconds > MAX_RATIO * local:
         raise UnsuitedError(
             f"it may take {seconds:.1f} s of one core, more than {MAX_RATIO} times as long as local ({local:.1f} s); "

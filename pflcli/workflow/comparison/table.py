@@ -94,7 +94,7 @@ class TableOptions:
         catalogue.require_defined(metrics, form.labels)
         scoring.require_suited(form.labels, self.target, self.coverage)
         if self.positive is not None:
-            catalogue.positive_class(self.positive, codebook.read(partition).class_names(form.classes))
+            catalogue.positive_class(self.positive, codebook.read(partition).class_names(form.labels.outputs))
         for partition in partitions.values() if self.coverage is not None else ():
             if not partition.manifest.summary.get("validation", 1):
                 raise InputError(

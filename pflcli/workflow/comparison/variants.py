@@ -116,12 +116,16 @@ def resolve_variants(
 
 
 def _expand(methods: Sequence[str]) -> list[str]:
-    """Return the names of methods; ``all`` stands for those that are no extension of another one."""
+    """Return the names of methods; ``all`` stands for those that are no extension of another one.
+
+    Nor does it stand for the reference of series, which is added to those only.
+    """
     return [name for word in methods for name in (_list_all() if word == ALL else [word])]
 
 
 def _list_all() -> list[str]:
-    return [name for name in registry.names("methods") if "EXTENDS" not in registry.card("methods", name).facts]
+    facts = {name: registry.card("methods", name).facts for name in registry.names("methods")}
+    return [name for name, each in facts.items() if "EXTENDS" not in each and each.get("TASKS") != ("series",)]
 
 
 def assign_options(methods: Sequence[str], options: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

@@ -124,13 +124,11 @@ def read(path: Path | str) -> AttendanceRecord:
     return AttendanceRecord(rounds, path)
 
 
-def read_for_method(path: Path | str | None, name: str, method: Method, settings: Settings) -> AttendanceRecord | None:
-    """Read the record for a run of a method; return None without a path.
+def read_for_method(path: Path | str, name: str, method: Method, settings: Settings) -> AttendanceRecord:
+    """Read the record for a run of a method.
 
     Raises UsageError for a method without rounds, UnsuitedError with differential privacy, and what ``read`` raises.
     """
-    if path is None:
-        return None
     if not method.has_rounds:
         raise UsageError(
             f"--attendance has no effect: {name} has no rounds",

@@ -128,4 +128,6 @@ def require_suited(name: str, method: Method, settings: Settings, partition: Art
 def outline(settings: Settings, form: partitions.Form) -> nn.Module:
     """Return the network of the settings for samples of this form, without memory for its weights."""
     is_tokens = form.dtype == "int16"
-    return models.outline(settings.model, form.input_shape, form.classes, tokens=is_tokens, adapter=settings.adapter)
+    return models.outline(
+        settings.model, form.input_shape, form.labels.outputs, tokens=is_tokens, adapter=settings.adapter
+    )
