@@ -180,8 +180,8 @@ def test_evaluate_reports_time_to_target_only_when_requested(pfl, runs_folder, t
 
 
 @pytest.mark.parametrize("target", ["0", "1.5", "90", "nan", "-0.1"])
-def test_target_outside_0_to_1_is_refused(pfl, runs_folder, tmp_path, target):
-    for words in (("evaluate", runs_folder / "fedavg"), ("compare", runs_folder.parent)):
+def test_target_outside_0_to_1_is_refused(pfl, runs_folder, small, tmp_path, target):
+    for words in (("evaluate", runs_folder / "fedavg"), ("compare", small.p)):
         ran = pfl(*words, "-o", tmp_path / "x", "--target", target)
         assert ran.code == 2
         assert f"--target {target} is not an accuracy" in ran.err
