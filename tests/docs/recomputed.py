@@ -129,15 +129,18 @@ OVER_CLIENTS = {
     "accuracy_std": lambda values, n: float(values[n > 0].std()),
 }
 """Metrics of a run that follow from the accuracies of its clients."""
+OVER_ERRORS = {"rmse": weighted_mean, "rmse_worst": lambda values, n: float(values[n > 0].max())}
+"""Metrics of a run that follow from the errors of its clients."""
 
 
 def score_runs(scores, method, metric):
     """Return a metric of each run of a method: from its clients if it follows from them, else as it is stored."""
-    if metric in OVER_CLIENTS:
-        return [
-            OVER_CLIENTS[metric](scores.values(method, seed, "accuracy"), scores.samples(method, seed))
-            for seed in scores.seeds(method)
-        ]
+    for name, over in (("accuracy", OVER_CLIENTS), ("rmse", OVER_ERRORS)):
+        if metric in over:
+            return [
+                over[metric](scores.values(method, seed, name), scores.samples(method, seed))
+                for seed in scores.seeds(method)
+            ]
     if metric in ("better_off", "worse_off"):
         sign = 1 if metric == "better_off" else -1
         gains = [scores.values(method, seed, "gain") for seed in scores.seeds(method)]
@@ -226,8 +229,8 @@ def share_among(scores, value, baseline=None):
     return {*means}, share_variance(means)
 
 
-def gain_interval(scores, method, baseline, level, shared):
-    """Return the interval of a gain over the baseline; None if it has none."""
+def gain_interval(scores, method, baseline, level, shared, most=1.0):
+    """Return the interval of a gain over the baseline, of which none is above ``most``; None if it has none."""
     members, pooled = shared
     gains, weights, names = [], [], []
     for seed in scores.seeds(method):
@@ -243,7 +246,7 @@ def gain_interval(scores, method, baseline, level, shared):
     if found is None:
         return None
     reach = found[1] * t_quantile(level, found[2])
-    return max(-1.0, found[0] - reach), min(1.0, found[0] + reach)
+    return max(-most, found[0] - reach), min(most, found[0] + reach)
 
 
 def difference_interval(scores, metric, method, other, level, value=None, ties=False):

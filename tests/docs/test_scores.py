@@ -36,7 +36,7 @@ CLAIMS_WITHOUT_SCORES = {
 """Claims in tables with scores that were judged before these were stored. Only take names away."""
 BASELINES = {"rivals": "knn-per", "knn-peers": "knn-peers"}
 """The baseline of tables whose names begin so; that of others is fedavg."""
-SHORT = {"quickstart"}
+SHORT = {"quickstart", "fedham-trained"}
 """Tables at a short budget, which the page that shows them says."""
 
 COLUMNS = {
@@ -44,7 +44,7 @@ COLUMNS = {
     "std": "accuracy_std", "macro prec.": "macro_precision", "plain macro prec.": "macro_precision_mean",
     "ECE": "calibration_error", "gain": "gain", "better off (chance)": "better_off",
     "worse off (chance)": "worse_off", "MB sent": "megabytes", "MB per client": "megabytes_per_client",
-    "seconds": "seconds", "CPU seconds": "processor_seconds", "rounds": "reported_round",
+    "RMSE": "rmse", "worst, of errors": "rmse_worst", "seconds": "seconds", "CPU seconds": "processor_seconds", "rounds": "reported_round",
 }  # fmt: skip
 """The metric of each column of a table, without its unit."""
 _NUMBER = r"[-+]?[\d,.]+"
@@ -59,8 +59,10 @@ def scores_of(name):
 
 def check_cell(scores, method, heading, cell, level, shared, baseline):
     """Compare a cell of a table in Markdown with what follows from the scores, up to its last digit."""
-    name, _, unit = re.fullmatch(r"(.+?)( (%|\(points\)))?", heading).groups()
-    metric, scale = COLUMNS[name], 100 if unit else 1
+    name, _, unit = re.fullmatch(r"(.+?)( (%|\(points\)|\(µg/m³\)))?", heading).groups()
+    of_errors = "rmse" in next(iter(scores.clients.values()))[0]
+    metric = COLUMNS["worst, of errors" if of_errors and name == "worst" else name]
+    scale = 100 if unit and unit != "(µg/m³)" else 1
     values = [scale * value for value in recomputed.score_runs(scores, method, metric)]
     number = re.match(_NUMBER, cell)
     if number is None:
@@ -74,8 +76,8 @@ def check_cell(scores, method, heading, cell, level, shared, baseline):
         assert float(spread[1]) == pytest.approx(np.std(values, ddof=1), abs=rounded)
     bounds = re.search(rf"\[({_NUMBER}), ({_NUMBER})\]", cell)
     if bounds is not None:
-        low, high = recomputed.gain_interval(scores, method, baseline, level, shared)
-        assert [float(bounds[1]), float(bounds[2])] == pytest.approx([100 * low, 100 * high], abs=rounded)
+        low, high = recomputed.gain_interval(scores, method, baseline, level, shared, np.inf if of_errors else 1.0)
+        assert [float(bounds[1]), float(bounds[2])] == pytest.approx([scale * low, scale * high], abs=rounded)
     elif metric == "gain" and method != baseline:
         pytest.fail(f"{method} has a gain without an interval")
 

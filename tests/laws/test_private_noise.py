@@ -82,6 +82,7 @@ PURPOSES = {
     ("methods/parts/bias_attention.py", "normal"): OTHER,  # initial weights
     ("models/_classifiers.py", "randn"): OTHER,  # initial weights
     ("plugins/checks/templates/dataset.py", "normal"): OTHER,  # samples
+    ("data/datasets/generated.py", "normal"): OTHER,  # samples
     ("workflow/admission/small_federation.py", "normal"): OTHER,  # samples
 }
 """What the draws of continuous noise in the package are for, by file and function."""
