@@ -44,7 +44,8 @@ COLUMNS = {
     "std": "accuracy_std", "macro prec.": "macro_precision", "plain macro prec.": "macro_precision_mean",
     "ECE": "calibration_error", "gain": "gain", "better off (chance)": "better_off",
     "worse off (chance)": "worse_off", "MB sent": "megabytes", "MB per client": "megabytes_per_client",
-    "RMSE": "rmse", "worst, of errors": "rmse_worst", "seconds": "seconds", "CPU seconds": "processor_seconds", "rounds": "reported_round",
+    "RMSE": "rmse", "worst, of errors": "rmse_worst",
+    "seconds": "seconds", "CPU seconds": "processor_seconds", "rounds": "reported_round",
 }  # fmt: skip
 """The metric of each column of a table, without its unit."""
 _NUMBER = r"[-+]?[\d,.]+"
