@@ -220,7 +220,7 @@ def test_what_is_for_classes_is_refused(line, message, compared):
         ("predict d grades.csv --client 1", "sample,prediction(0),prediction(1),prediction(2),prediction(3)"),
         ("export d --client 1 -o model", "differ by at most"),
         ("audit d -o a", "confidence"),
-        ("federation create d -o fed", "fed"),
+        ("federation create f -o fed", "fed"),
         ("evaluate f d -o t --target 0.5", "rounds to 0.5"),
         ("show --plot x.svg p", "x.svg"),
     ],
@@ -262,6 +262,7 @@ ALLOWED = {
     "evaluation/round_costs.py": "rounds to an accuracy",
     "evaluation/coverage.py": "sets of classes, or intervals of numbers",
     "evaluation/scoring.py": "shares of the most frequent class",
+    "evaluation/summary.py": "gains of errors in per cent",
 }
 """The files that may ask, each with its reason: for another task they do nothing, or refuse."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -103,9 +103,9 @@ class Labels:
         return str((self.fields or {}).get("unit", ""))
 
     @property
-    def is_series(self) -> bool:
-        """Whether samples have the past of their labels."""
-        return bool((self.fields or {}).get("past"))
+    def past(self) -> Sequence[float]:
+        """Where samples have the past of their labels, as ``engine.tasks.Task`` says; empty if they do not."""
+        return tuple((self.fields or {}).get("past", ()))
 
     def task(self) -> Any:
         """Return the task, an object of ``engine.tasks.Task``."""

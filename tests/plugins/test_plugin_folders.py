@@ -56,7 +56,7 @@ for kind in {kinds}:
     assert pfl("show", kind) == 3
 for option in {scores}:
     assert pfl("evaluate", "c", "-o", "e", "--" + option.replace("_", "-"), "sex") == 2
-Path("t.csv").write_text("who,cost,a\n" + "".join(f"{{'ab'[n % 2]}},{{n}}.5,{{n}}\n" for n in range(20)))
+Path("t.csv").write_text("who,cost,a\\n" + "".join(f"{{'ab'[n % 2]}},{{n}}.5,{{n}}\\n" for n in range(20)))
 for option in {steps}:
     words = ["--client", "who", "--label", "cost", "--task", "quantity", "--" + option, "2"]
     assert pfl("import", "t.csv", "-o", "d", *words) == 2

@@ -21,7 +21,6 @@ from pflcli.core.methods import Method
 from pflcli.core.parameters.model_table import ModelTable
 from pflcli.core.settings import Settings
 from pflcli.core.simulation.predict import client_batches
-from pflcli.core.tasks import Labels
 
 
 def find_owners(run: Run, method: Method, state: Mapping[str, Any]) -> NDArray[np.int64]:
@@ -130,6 +129,7 @@ def _measure(run: Run, answers: Iterable[_Answers], split: str) -> tuple[float, 
     if name is None:
         return score, math.nan
     from pflcli.core.metrics import catalogue  # here, because few runs need it
+    from pflcli.core.tasks import Labels
 
     metric, (owners, p, y) = catalogue.METRICS[name], map(np.concatenate, zip(*kept, strict=True))
     sizes = run.federation.sizes(split)[owners]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -14,8 +15,11 @@ from pflcli.core.errors import UnsuitedError, UsageError
 from pflcli.core.federation import aggregators, uploads
 from pflcli.core.methods import Method
 from pflcli.core.settings import AUTO, Settings
-from pflcli.core.tasks import Labels
 from pflcli.core.wording import as_typed
+
+if TYPE_CHECKING:
+    from pflcli.core.engine.tasks import Task
+    from pflcli.core.tasks import Labels
 
 
 def resolve_names(settings: Settings) -> Settings:
@@ -49,23 +53,24 @@ def require_fit(settings: Settings, net: nn.Module, channels: int | None) -> Non
         raise UsageError("--augment is for images, which these samples are not", "leave it out")
 
 
-def require_suited(name: str, method: Method, settings: Settings, labels: Labels | None = None) -> None:
+def require_suited(name: str, method: Method, settings: Settings, task: Task | Labels | None = None) -> None:
     """Raise UnsuitedError for labels that a method does not learn, and for privacy that does not cover what it sends.
 
-    ``labels`` is None if they are not known. Raises UsageError if the metric that compares rounds is not defined for
-    them.
+    ``task`` is what labels are, None if that is not known. Raises UsageError if the metric that compares rounds is not
+    defined for them.
     """
     learns = {*method.TASKS}
-    if labels is not None and not ({labels.kind, "any"} & learns or ("series" in learns and labels.is_series)):
+    if task is not None and not ({task.kind, "any"} & learns or ("series" in learns and task.past)):
         raise UnsuitedError(
-            f"{name} learns {' and '.join(method.TASKS)}, and the task is {labels.kind}",
+            f"{name} learns {' and '.join(method.TASKS)}, and the task is {task.kind}",
             "a method whose file has TASKS = ('any',), such as fedavg",
             *(["pfl import --window makes series"] if "series" in method.TASKS else []),
         )
-    if labels is not None and settings.round_metric is not None:
+    if task is not None and settings.round_metric is not None:
         from pflcli.core.metrics import catalogue
+        from pflcli.core.tasks import Labels
 
-        catalogue.require_defined([settings.round_metric], labels)
+        catalogue.require_defined([settings.round_metric], task if isinstance(task, Labels) else Labels.of(task))
     if settings.dp and method.SENDS_MORE:
         raise UnsuitedError(
             f"differential privacy does not cover {name}: its clients send {method.SENDS_MORE}",

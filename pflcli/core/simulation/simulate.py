@@ -36,7 +36,6 @@ from pflcli.core.simulation.create_run import create_run
 from pflcli.core.simulation.federation import Federation
 from pflcli.core.simulation.predict import client_batches
 from pflcli.core.simulation.progress import Progress
-from pflcli.core.tasks import Labels
 from pflcli.core.wording import WordedInPython, in_python
 
 if TYPE_CHECKING:
@@ -351,7 +350,7 @@ def _require_suited(
         draw(0) if draw else models.outline(settings.model, federation.in_shape, federation.task.outputs, tokens=tokens)
     )
     requirements.require_fit(settings, net, federation.in_shape[0] if federation.has_images else None)
-    requirements.require_suited(name, method, settings, Labels.of(federation.task))
+    requirements.require_suited(name, method, settings, federation.task)
     requirements.require_body(name, method, settings, net)
     for line in requirements.describe_ignored(name, method, settings):
         warnings.warn(in_python(line), stacklevel=4)

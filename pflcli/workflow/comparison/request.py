@@ -89,7 +89,7 @@ class Request:
         table.require_positive(metric, "--report best or --patience" if "round_metric" in settings else "")
         training = run_settings.resolve_settings({}, settings, partition)
         initial.require_weights(training, None if weights is None else weights.digest)
-        is_series = partition_kind.read_form(partition).labels.is_series
+        is_series = bool(partition_kind.read_form(partition).labels.past)
         added = references_beside(asked.methods, is_series=is_series) if asked.references else []
         suited, options, left_out = leave_out_unsuited(
             asked.methods, added, asked.options or {}, training, partition, execution.reporter
