@@ -45,11 +45,11 @@ size. They do not depend on free memory, because the last bits of sums depend on
 _MIN_TASKS_PER_THREAD, _MAX_BATCHES_PER_TASK = 4, 64
 """Bounds of the tasks of one inference."""
 
-_STACK_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20}
+_STACK_BYTES = {"cpu": 8 << 20, "cuda": 256 << 20}
 """Most bytes of parameters in one stack, by device: they fit into a CPU's last cache, their activations into a GPU."""
 
-_MIN_STACKS, _MIN_COMPILED_STACKS = 2, 4
-"""Least number of stacks of a chunk on a CPU, so that workers share them. Those of compiled steps need no Python."""
+_MIN_STACKS = 4
+"""Least number of stacks of a chunk on a CPU, so that each of several workers gets some."""
 
 
 class ServerDiverged(ComputationError):
@@ -199,8 +199,7 @@ class Engine:
             groups = list(order[:, None])
         else:
             shared = parameters.size(plan.shared)
-            is_compiled = strategy.choose(self._worker_net, plan, self.mode, len(clients)).train is not None
-            stack_size = self.stack_size(parameters.size(like), len(clients), shared, is_compiled=is_compiled)
+            stack_size = self.stack_size(parameters.size(like), len(clients), shared)
             # If reading shared constants takes longest, clients of different sizes share a stack.
             batch_size = plan.batch_size if shared <= _STACK_BYTES[self._device] else None
             groups = [order[positions] for positions in stacks(sizes[order], stack_size, batch_size)]
@@ -279,14 +278,15 @@ class Engine:
     def _warn(self, warning: str) -> None:
         self.warn(warning)
 
-    def stack_size(self, size: int, clients: int, shared: int = 0, *, is_compiled: bool = False) -> int:
+    def stack_size(self, size: int, clients: int, shared: int = 0) -> int:
         """Return the number of clients in one stack, by the bytes of a model and of the constants that clients share.
 
         It does not depend on the number of workers, because sums of another stack may differ in their last bits. Each
         step of a stack reads the shared constants once: if they are large, there are half as many stacks.
         """
-        most, fewest = _STACK_BYTES[self._device], _MIN_COMPILED_STACKS if is_compiled else _MIN_STACKS
-        fewest = max(1, fewest // (2 if shared > most else 1)) if self._device == "cpu" else 1
+        fewest, most = _MIN_STACKS if self._device == "cpu" else 1, _STACK_BYTES[self._device]
+        if shared > most:
+            fewest = max(1, fewest // 2)
         return max(1, min(max(most, shared) // max(size, 1), -(-clients // fewest)))
 
     @contextmanager
