@@ -557,23 +557,9 @@ def test_adam_with_learning_rates_per_client_equals_each_client_alone(mode):
 def test_stack_size_grows_with_shared_bytes():
     data = worlds.federation()
     engine = Engine(make_network("chain", data), data, seed=0)
-    assert engine.stack_size(1 << 20, 100) == 16
+    assert engine.stack_size(1 << 20, 100) == 8
     assert engine.stack_size(1 << 20, 100, shared=39 << 20) == 39
     assert engine.stack_size(1 << 20, 10, shared=39 << 20) == 10
-
-
-@pytest.mark.compiled
-def test_compiled_steps_get_more_stacks_for_threads_than_steps_in_python(monkeypatch):
-    monkeypatch.setattr(engines, "_MIN_STACKS", 2)
-    set_own_products(monkeypatch, True)
-    monkeypatch.setattr(linear_chain, "LARGE", 0)
-    data = worlds.federation()
-    net, sizes, ids = make_network("chain", data), np.full(8, 12), np.arange(8)
-    engine, counts = Engine(net, data, seed=0, mode="stacked"), []
-    for rule in ({}, {"loss": lambda logits, z, params, batch: batch.loss(logits)}):
-        plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1], **rule)
-        counts.append(len(engine._divide(ids, sizes, parameters.copy_params(net), plan, ("sgd", 0))))
-    assert counts == [4, 2]
 
 
 def test_stacks_group_clients_of_equal_width():
