@@ -4,8 +4,8 @@
 #   bash examples/papers/fedham/trained.sh --root FOLDER
 #
 # The learning rate is the better of 0.03 and 0.1 by validation accuracy after 300 rounds of partition 0, which is 0.1
-# for fedavg, fedper, fedhealth and fedamp. FedHAM, whose rounds take 16 times as long, has 200 of them. FedSGD takes one
-# batch of each client a round, so it has as many rounds as the others have batches.
+# for fedavg, fedper, fedhealth and fedamp. FedHAM, whose rounds take twelve times as long, has 200 of them. FedSGD takes one
+# batch of each client a round, so it has as many rounds as the others have batches. FedAvg+ trains the head alone (FTL).
 set -euo pipefail
 . "$(dirname "$0")/../setup.sh"
 
