@@ -21,6 +21,7 @@ from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.tune import tune
+from pflcli.plugins.audits.audit import audit
 from pflcli.plugins.claims.verify import verify
 from pflcli.plugins.sites.federation import create_federation
 
@@ -176,6 +177,8 @@ def runs_of_every_kind(small, tmp_path_factory):
     import_data(at.parent / "visits.csv", at / "data-kept", **roles)
     partition(at / "data-kept", at / "p-kept")
     personalize("local", at / "p-kept", at / "local-kept", settings=mlp)
+    personalize("fedavg", at / "p-kept", at / "fedavg-kept", settings=mlp)
+    audit(at / "fedavg-kept", at / "leakage", updates=True)
     evaluate(at / "local-kept", at / "evaluation-kept", group_scores=["city"])
     return at
 
@@ -248,7 +251,7 @@ def examine_file(kind, path):
         cells, rows = pd.read_csv(path), find_documented_file(kind, path.name)
         check_names(where, cells.columns, rows)
         check_cells(where, rows, cells)
-        if path.name == "table.csv" and kind not in ("audit", "sweep", "tuning", "verdicts"):
+        if path.name == "table.csv" and kind not in ("audit", "leakage", "sweep", "tuning", "verdicts"):
             for column in set(cells.columns) - set(rows):
                 assert column in METRICS or re.sub(BELONGING, "", column) in METRICS, f"{where}: {column}"
     elif path.name.endswith(".vl.json"):

@@ -321,6 +321,7 @@ VALUES: dict[str, tuple[str, str, Callable[[bytes], bytes]]] = {
     "picture": ("evaluation", "accuracy.png", replace_bytes(b"IDAT", b"IDAS")),
     "audited": ("audit", "audit.json", replace_bytes(b'"attacks"', b'"attack"')),
     "audited rows": ("audit", "clients.csv", replace_bytes(b",", b"")),
+    "leaked": ("leakage", "leakage.json", replace_bytes(b'"attackers"', b'"attacker"')),
     "compared": ("comparison", "metrics.json", replace_bytes(b'"seeds"', b'"seed"')),
     "swept": ("sweep", "metrics.json", lambda raw: raw[:-5]),
     "tried": ("tuning", "trials.json", replace_bytes(b'"best"', b'"worst"')),

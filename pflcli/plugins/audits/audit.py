@@ -1,4 +1,4 @@
-"""``pfl audit``: measure membership inference against the clients of stored predictions."""
+"""``pfl audit``: measure membership inference against the clients of stored predictions, or attack their updates."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from pflcli.artifacts.kinds import read_labels
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_one
+from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.core.errors import UnsuitedError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.core.wording import counted
 from pflcli.evaluation import figures
 from pflcli.options.function import command
-from pflcli.plugins.audits import attacks, canary_training, membership, queries
+from pflcli.plugins.audits import attacks, canary_training, first_round, leakage, membership, queries
 from pflcli.plugins.audits import charts as attack_charts
 from pflcli.plugins.audits import kind as artifact_kind
 from pflcli.plugins.audits import presentation as audits
@@ -39,7 +41,7 @@ STATISTICS = 1
 
 @command(Audit)
 def audit(asked: Audit) -> Outcome:
-    """Measure how well an attacker can recognize a client's training samples from its predictions.
+    """Measure what an attacker learns about clients' training samples, from predictions or from updates.
 
     The attacker queries a client of ``source`` with samples whose class it knows, and scores how likely each sample is
     a member of the client's training data. Members are the client's training samples (with refit also its validation
@@ -53,6 +55,10 @@ def audit(asked: Audit) -> Outcome:
     ``label``, but neither its model nor its store. ``weights`` is the file of initial weights of a run without a
     backbone.
 
+    With ``updates``, the attacker is the server, or everybody who receives the global model, in round 1 of a run of
+    fedavg or fedsgd on a table: it estimates how many training samples of each class a client has, and recovers single
+    ones. The result is an artifact of another kind.
+
     Raises UsageError for invalid options; InputError for an incomplete lineage, unsuitable references, or clients
     without members or non-members; ComputationError if the method cannot predict.
 
@@ -65,6 +71,8 @@ def audit(asked: Audit) -> Outcome:
     canary_training.require_count(asked.canaries)
     disclosure.parse(asked.answers)
     artifact = open_one(asked.source, "predictions", chosen=Chosen(asked.method, asked.seed, draws=True))
+    if asked.updates:
+        return _attack_updates(asked, artifact, execution)
     disclosed = disclosure.parse(asked.answers, read_labels(artifact.manifest, 0).kind)
     predictor = stored_predictor.open_predictor(artifact, asked.weights)
     compared = [open_one(path, "predictions") for path in asked.references]
@@ -85,6 +93,25 @@ def audit(asked: Audit) -> Outcome:
 
     build = partial(_build, predictor, reference_predictors, asked.canaries, disclosed, seed, execution)
     return make(asked.out, spec, execution, build)
+
+
+def _attack_updates(asked: Audit, artifact: Artifact, execution: Execution) -> Outcome:
+    for option, given in (("reference", asked.references), ("canaries", asked.canaries), ("answers", asked.answers)):
+        if given:
+            raise UsageError(f"--{option} is for attacks on predictions, and --updates attacks updates", "give one")
+    model = stored_predictor.open_predictor(artifact, asked.weights).run
+    if model is None:
+        raise UnsuitedError(
+            "a stack has no rounds whose updates could be attacked", "pfl audit one of the predictions that it pools"
+        )
+    first_round.require_covered(model)
+    seed = model.seed if asked.seed is None else asked.seed
+    spec = ArtifactSpec(
+        "leakage",
+        {"statistics": leakage.STATISTICS, "seed": seed},
+        (artifact.as_input("predictions", Path(asked.out)),),
+    )
+    return make(asked.out, spec, execution, partial(leakage.build_leakage, model, seed, execution))
 
 
 def _build(

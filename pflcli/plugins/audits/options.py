@@ -22,7 +22,7 @@ from pflcli.options.declaration import (
 
 @dataclass(frozen=True)
 class Audit(Options):
-    """Measure how well an attacker can recognize a client's training samples from its predictions.
+    """Measure what an attacker learns about clients' training samples, from predictions or from updates.
 
     Examples:
         pfl audit runs/knn-per -o runs/audit
@@ -64,6 +64,14 @@ class Audit(Options):
             autocompletion=completion.words("full", "rounded:1", "label"),
         ),
     ] = None
+    updates: Annotated[
+        bool,
+        typer.Option(
+            "--updates",
+            help="Attack what clients upload in round 1 instead of predictions: how many samples of each class they"
+            " have, and single samples. For fedavg and fedsgd on tables.",
+        ),
+    ] = False
     weights: RunWeights = None
     method: ChosenMethod = None
     seed: Seed = None

@@ -24,4 +24,15 @@ def print_attacks(artifact: Artifact, *, to_stderr: bool) -> None:
         console.sentence(line)
 
 
+def print_leakage(artifact: Artifact, *, to_stderr: bool) -> None:
+    """Print what updates reveal as a table, and in sentences."""
+    from pflcli.plugins.audits import leakage_presentation
+    from pflcli.plugins.audits.leakage_kind import TABLE, read
+
+    results = read(artifact)
+    console.table(*leakage_presentation.build_table(results), where=str(artifact.path / TABLE), to_stderr=to_stderr)
+    for line in (*leakage_presentation.describe(results), *(f"WARNING: {line}" for line in results["warnings"])):
+        console.sentence(line)
+
+
 AUDIT = Terminal(results.show_table)
