@@ -18,7 +18,7 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.stack import stack
 from pflcli.core.errors import PflError
 from pflcli.core.execution import Execution
-from pflcli.plugins.audits import class_counts, leakage_kind, records
+from pflcli.plugins.audits import class_counts, leakage_kind, leakage_presentation, records
 from pflcli.plugins.audits.audit import audit
 from pflcli.plugins.audits.first_round import replay_first_round
 from pflcli.workflow.prediction import stored_predictor
@@ -262,8 +262,13 @@ def test_the_same_request_gives_the_same_bytes(patients, tmp_path):
 
 
 def test_show_and_the_page_say_what_updates_reveal(patients, tmp_path, pfl):
-    attack(patients, tmp_path)
+    rows, _ = attack(patients, tmp_path)
     shown = pfl("show", tmp_path / "leak")
     assert "exact counts" in shown.out
     assert "From the update of each client" in shown.out + shown.err
     assert '"leakage"' in pfl("show", tmp_path / "leak", "--json").out
+    section = leakage_presentation.section(open_artifact(tmp_path / "leak"))
+    assert "the class counts of 4 of 4 clients exactly" in section.answer
+    assert f"recovers {rows['server']['records']} of 50 training samples" in section.answer
+    [(_, table)] = section.tables
+    assert [line[0] for line in table.rows] == ["server", "everybody"]
