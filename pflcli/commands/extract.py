@@ -122,6 +122,7 @@ def _require_match(chosen: Artifact, backbone: Artifact, trained_on: Artifact) -
         ("samples of shape", form.shape, needed.shape),
         ("samples of type", form.dtype, needed.dtype),
         ("a number of classes of", form.labels.outputs, needed.labels.outputs),
+        ("targets standardized by client:", form.labels.task().by_client, needed.labels.task().by_client),
     ):
         if actual != expected:
             raise InputError(

@@ -192,3 +192,9 @@ def test_the_option_is_part_of_the_request_and_refused_for_classes(chain, tmp_pa
     with pytest.raises(UsageError, match="each"):
         partition(chain / "data", tmp_path / "w", standardize_target="each")
     assert not (tmp_path / "w").exists()
+
+
+def test_a_backbone_of_other_scales_embeds_no_samples(chain, tmp_path):
+    partition(chain / "data", tmp_path / "q")
+    with pytest.raises(InputError, match=r"targets standardized by client: False, but .* was trained on True"):
+        extract(chain / "g", tmp_path / "x", partition=tmp_path / "q")
