@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from pflcli.artifacts import client_blocks, codebook
 from pflcli.artifacts.kinds import embeddings, read_labels
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.backbone import read_tensors
+from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_one
@@ -74,7 +74,7 @@ def extract(asked: Extract) -> Outcome:
         if asked.layer is not None:
             dimension = represent_by_layer(run, np.arange(1), asked.layer).shape[1]
         with execution.reporter.progress("extract", len(data.y)) as advance:
-            splits = {split: _embed(run, weights, data.sample, split, asked.layer, advance) for split in SPLITS}
+            splits = {split: _embed(run, weights, data, split, asked.layer, advance) for split in SPLITS}
             embeddings.write(work, splits, dimension, classes)
         codebook.write(work, codebook.read(chosen))
         execution.reporter.say(f"{len(data.y)} samples, {dimension}-d")
@@ -91,7 +91,7 @@ SAMPLES_PER_PIECE = 1 << 12
 
 
 def _embed(
-    run: Run, weights: Params, sample: NDArray[np.int64], split: str, layer: str | None, advance: Advance
+    run: Run, weights: Params, data: Partition, split: str, layer: str | None, advance: Advance
 ) -> embeddings.SplitPieces:
     """Return one split of all clients, which is embedded in pieces when it is written."""
     rows = run.federation.rows_of(run.clients, split)
@@ -105,8 +105,8 @@ def _embed(
             yield z.cpu().numpy(), logits.cpu().numpy()
             advance(len(piece), split)
 
-    y = run.federation.y[torch.from_numpy(rows)].cpu().numpy()
-    return embeddings.SplitPieces(y, sample[rows], client_blocks.offsets(run.federation.sizes(split)), pieces)
+    offsets = client_blocks.offsets(run.federation.sizes(split))
+    return embeddings.SplitPieces(data.y[rows], data.sample[rows], offsets, pieces)
 
 
 def _estimate_bytes(chosen: Artifact, backbone: Artifact) -> int:
@@ -122,6 +122,7 @@ def _require_match(chosen: Artifact, backbone: Artifact, trained_on: Artifact) -
         ("samples of shape", form.shape, needed.shape),
         ("samples of type", form.dtype, needed.dtype),
         ("a number of classes of", form.labels.outputs, needed.labels.outputs),
+        ("targets standardized by client:", form.labels.task().by_client, needed.labels.task().by_client),
     ):
         if actual != expected:
             raise InputError(

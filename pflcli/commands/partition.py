@@ -76,6 +76,8 @@ def partition(asked: Partition) -> Outcome:
     samples, cfg, dataset_cfg = _load_samples(
         dataset, source, splitter, deal, asked.options or {}, asked.root, asked.download
     )
+    if asked.standardize_target == "client":
+        samples = replace(samples, task=(samples.task or Labels(samples.classes).task()).scaled_by_client())
     unit = "" if samples.task is None else samples.task.unit
     own = Codebook(dataset, (), samples.names, samples.features, unit=unit)
     names = own if source is None else codebook.read(source)
@@ -108,7 +110,8 @@ def _partition_site(asked: Partition) -> Outcome:
         raise UsageError(
             "--like and --client belong together", "pfl partition DATA --like FEDERATION --client NAME -o DIR"
         )
-    for name in ("scheme", "clients", "min_samples", "fractions", "keep_test", "new_clients", "part", "poison", "seed"):
+    decided = ("scheme", "clients", "min_samples", "fractions", "keep_test", "new_clients", "part", "poison", "seed")
+    for name in (*decided, "standardize_target"):
         if getattr(asked, name) != getattr(Partition, name):
             word = name.replace("_", "-")
             raise UsageError(f"--{word} has no effect with --like: the federation decides", f"leave out --{word}")

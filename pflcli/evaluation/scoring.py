@@ -145,6 +145,10 @@ def judge(
     }
     remarks = _define_metrics(rows, scored[0].metric_names, scored[0].class_names, scored[0].labels.positive)
     remarks += [*_describe_repetitions(groups, baseline), *_describe_untested(scored, table["split"])]
+    given = [f"`{label}`" for label, items in groups.items() if (items[0].labels.fields or {}).get("by_client")]
+    if given:
+        who = "every method" if len(given) == len(groups) else ", ".join(given)
+        remarks += [f"given each client's mean and deviation of the target (--standardize-target client): {who}"]
     table |= {"definitions": remarks} if remarks else {}
     learning = {label: items for label, items in groups.items() if not items[0].is_reference}
     table["warnings"] = [

@@ -31,11 +31,13 @@ class Config:
 
 def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) -> Predictor:
     """Predict the last value of the target in each window, in the unit of labels, for every quantile."""
-    channel, shift, scale = run.task.past
+    (channel, shift, scale), scales = run.label_task.past, run.federation.label_scales
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
         last = run.federation.samples(run.federation.rows_of(clients, split))[:, -1:, int(channel)]
-        p = (shift + scale * last.double()).float().cpu().numpy()
-        return {"p": np.repeat(p, run.task.outputs, axis=1)}
+        p = (shift + scale * last.double()).cpu().numpy()
+        if scales is not None:  # predictions are then those of standardized labels
+            p = scales.standardize(p, np.repeat(clients, run.federation.sizes(split)[clients]))
+        return {"p": np.repeat(p.astype(np.float32), run.task.outputs, axis=1)}
 
     return Predictor(answer, run.predicted_splits)

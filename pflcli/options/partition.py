@@ -15,6 +15,7 @@ from pflcli.core.wording import as_typed
 from pflcli.options import completion
 from pflcli.options.declaration import (
     FRACTIONS,
+    Choices,
     Download,
     OptionalArtifactPath,
     Options,
@@ -137,6 +138,15 @@ class Partition(Options):
             show_default="no client is poisoned",
         ),
     ] = ""
+    standardize_target: Annotated[
+        str,
+        Choices(("federation", "client")),
+        typer.Option(
+            help="Train on quantities scaled by the mean and deviation of the training samples of all clients"
+            " (federation) or of each client (client). Predictions and scores keep the unit of the target.",
+            metavar="NAME",
+        ),
+    ] = "federation"
     like: Annotated[
         OptionalArtifactPath,
         typer.Option(

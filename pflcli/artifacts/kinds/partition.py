@@ -89,11 +89,10 @@ class Partition:
         sizes: NDArray[np.int64] = np.diff(self.offsets).reshape(-1, len(SPLITS))
         return sizes
 
-    def list_training_labels(self) -> NDArray[Any]:
-        """Return the labels (n,) of the training samples of clients that train a global model."""
-        kept = np.zeros(self.sizes.shape, np.bool_)
-        kept[:, 0] = True if self.new is None else ~self.new
-        return self.y[np.repeat(kept.ravel(), self.sizes.ravel())]
+    def list_training_labels(self) -> list[NDArray[Any]]:
+        """Return the labels (n,) of the training samples of each client that trains a global model."""
+        blocks = self.offsets[:-1].reshape(-1, len(SPLITS))[:, :2]
+        return [self.y[first:last] for first, last in (blocks if self.new is None else blocks[~self.new])]
 
     @property
     def _optional(self) -> dict[str, NDArray[Any]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pflcli.core import parameters
 from pflcli.core.datasets import SPLITS
-from pflcli.core.engine.tasks import Task
+from pflcli.core.engine.tasks import ClientScales, Task
 from pflcli.core.engine.tasks.classes import Classification
 from pflcli.core.errors import InputError, UnsuitedError
 
@@ -37,6 +37,8 @@ class Federation:
     cluster: NDArray[np.int64] | None = None
     scale: tuple[Tensor, Tensor] | None = None
     """mean and deviation of each channel (C, 1, 1) by which images are normalized, or None if they are not"""
+    label_scales: ClientScales | None = None
+    """the scales by which ``y`` is standardized, or None if labels are in their own unit"""
 
     @classmethod
     def from_blocks(
@@ -154,7 +156,16 @@ class Federation:
 
     def fitted(self) -> Self:
         """Return the federation whose task is that of the training labels of the clients that train a global model."""
-        return replace(self, task=self.task.fitted(self.labels_of(self.seen_clients, "train")))
+        labels = [self.labels_of(np.asarray([client]), "train") for client in self.seen_clients]
+        return replace(self, task=self.task.fitted_by_client(labels))
+
+    def standardized(self) -> Self:
+        """Return the federation with labels that are standardized by client, if its task is ``by_client``."""
+        y = self.y.cpu().numpy()  # the server of a deployment has none
+        scales = ClientScales.fit(self.task, [y[self.block(client, "train")] for client in self.clients])
+        y = scales.standardize(y, np.repeat(self.clients, self.sizes(*SPLITS))[: len(y)])
+        task = scales.standardized_task
+        return replace(self, y=torch.from_numpy(y).to(self.y.device), task=task, label_scales=scales)
 
     def pooled(self, rows: NDArray[np.int64]) -> Federation:
         """Return a federation of one client that trains on these rows, whichever clients they belong to."""

@@ -235,6 +235,17 @@ class Run:
         return self.federation.task
 
     @property
+    def label_task(self) -> Task:
+        """Return the task of labels in their own unit, which differs from ``task`` if clients standardize theirs."""
+        return self.task if self.federation.label_scales is None else self.federation.label_scales.task
+
+    def restore(self, values: NDArray[Any], clients: NDArray[np.int64], split: str) -> NDArray[Any]:
+        """Return labels or predictions (n, ...) of the clients' samples of a split in the unit of labels."""
+        if self.federation.label_scales is None:
+            return values
+        return self.federation.label_scales.restore(values, np.repeat(clients, self.federation.sizes(split)[clients]))
+
+    @property
     def clients(self) -> NDArray[np.int64]:
         """Return all client ids (m,)."""
         return self.federation.clients
@@ -676,8 +687,8 @@ class Run:
         self, clients: NDArray[np.int64], models: Params | Stacked | ModelTable, split: str
     ) -> NDArray[np.bool_]:
         """Return the task's scores (n,) of one model, or one per client (m, ...): whether predictions are right."""
-        p, y = self.answers(clients, models, split)
-        return self.task.scores(p, y)
+        p, y = (self.restore(each, clients, split) for each in self.answers(clients, models, split))
+        return self.label_task.scores(p, y)
 
     def answers(
         self, clients: NDArray[np.int64], models: Params | Stacked | ModelTable, split: str

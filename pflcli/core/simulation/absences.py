@@ -83,7 +83,7 @@ def describe(facts: Mapping[str, Any]) -> list[str]:
 def replace_nonfinite(
     run: Run, clients: NDArray[np.int64], by_split: Mapping[str, Mapping[str, NDArray[np.float32]]]
 ) -> tuple[dict[str, dict[str, NDArray[Any]]], dict[str, NDArray[np.bool_]]]:
-    """Return predictions by split, with the task's default in rows that are not finite.
+    """Return predictions by split in the unit of labels, with the task's default in rows that are not finite.
 
     Also return flags (n,) of the clients with such rows; their keys are those of ``FAILURES``.
     """
@@ -94,7 +94,7 @@ def replace_nonfinite(
         for name, values in parts.items():
             lost: NDArray[np.bool_] = np.asarray(~np.isfinite(values).all(axis=1))
             overflowed[owner[lost]] = True
-            finite[split][name] = np.where(lost[:, None], run.task.default(), values)
+            finite[split][name] = run.restore(np.where(lost[:, None], run.task.default(), values), clients, split)
     return finite, {"diverged_personalizing": np.isin(clients, list(run.notes.unfit)), "overflowed": overflowed}
 
 

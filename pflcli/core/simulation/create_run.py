@@ -44,6 +44,7 @@ def create_run(
     device, inputs = federation.y.device, inputs or RunInputs()
     reference = federation if inputs.normalized_like is None else inputs.normalized_like
     federation = normalization.normalized(federation, settings.normalize, reference)
+    federation = federation.standardized() if federation.task.by_client else federation
     federation = federation.refitted() if settings.refit else federation
     shape, outputs, tokens = federation.in_shape, federation.task.outputs, federation.has_tokens
     draw = inputs.draw_network or partial(models.create, settings.model, shape, outputs, tokens=tokens)

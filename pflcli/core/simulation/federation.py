@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -165,6 +165,13 @@ class Federation(engine.Federation):
         federation = _arrange(samples, parts, fractions, seed, device, splitter, cfg)
         names = () if splitter.permutes_labels(cfg) else samples.names
         return federation.fitted() if samples.task else replace(federation, task=Classification(samples.classes, names))
+
+    def standardize_target(self) -> Self:
+        """Return the federation whose labels are standardized by each client's own training labels during training.
+
+        Predictions are in the unit of labels. Raises UsageError if labels are no quantity.
+        """
+        return replace(self, task=self.task.scaled_by_client()).fitted()
 
     def describe(self) -> pd.DataFrame:
         """Return a frame with a row per client: samples of each split, facts about labels, and their divergence.

@@ -120,8 +120,9 @@ def _measure(run: Run, answers: Iterable[_Answers], split: str) -> tuple[float, 
     """Return the mean score of the task, and the metric by which rounds are compared; nan without samples."""
     name = run.settings.compares_rounds_by if split == "validation" else None
     right, kept = list[NDArray[Any]](), list[_Answers]()
-    for clients, p, y in answers:
-        right.append(run.task.scores(p, y))
+    for clients, learned_p, learned_y in answers:
+        p, y = run.restore(learned_p, clients, split), run.restore(learned_y, clients, split)
+        right.append(run.label_task.scores(p, y))
         kept += [(clients, p, y)] if name is not None else []
     if not sum(map(len, right)):
         return _UNKNOWN
@@ -134,4 +135,4 @@ def _measure(run: Run, answers: Iterable[_Answers], split: str) -> tuple[float, 
     metric, (owners, p, y) = catalogue.METRICS[name], map(np.concatenate, zip(*kept, strict=True))
     sizes = run.federation.sizes(split)[owners]
     offsets = np.concatenate([[0], np.cumsum(sizes)])
-    return score, metric.score_answers(p, y, offsets, Labels.of(run.task))
+    return score, metric.score_answers(p, y, offsets, Labels.of(run.label_task))

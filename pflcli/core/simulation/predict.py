@@ -47,8 +47,8 @@ def predict(
 ) -> Predicted:
     """Personalize ``clients`` and predict their samples, for ``splits`` or for all that ``personalize`` stores.
 
-    Rows of probabilities that are not finite become 1 / C. Communication is not allowed. Raises ComputationError, with
-    the method's ``name``, if the method cannot predict.
+    Predictions are in the unit of labels. Rows of probabilities that are not finite become 1 / C. Communication is not
+    allowed. Raises ComputationError, with the method's ``name``, if the method cannot predict.
     """
     with run.personalizing():
         try:

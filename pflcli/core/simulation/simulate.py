@@ -267,10 +267,10 @@ def _collect(
     predictions = {
         split: Predictions(
             parts["p"],
-            run.federation.labels_of(run.clients, split),
+            federation.y[run.federation.rows_of(run.clients, split)].cpu().numpy(),
             np.repeat(run.clients, run.federation.sizes(split)),
             parts,
-            run.task,
+            federation.task,
         )
         for split, parts in joined.items()
     }

@@ -80,6 +80,7 @@ class Deal:
             **({} if self.new_capacity == 1 else {"new_capacity": self.new_capacity}),
             **({} if self.part == (1, 1) else {"part": list(self.part)}),
             "seed": self.seed,
+            **({"standardize_target": "client"} if samples.task is not None and samples.task.by_client else {}),
             **({} if self.poison is None else {"poison": str(self.poison)}),
             **({} if self.split_seed in (None, self.seed) else {"split_seed": self.split_seed}),
         }
@@ -104,7 +105,7 @@ class Deal:
         if self.new_clients:
             result = replace(result, new=_choose_new_clients(result, self.new_clients, self.seed))
         if samples.task is not None:
-            result = replace(result, labels=Labels.of(samples.task.fitted(result.list_training_labels())))
+            result = replace(result, labels=Labels.of(samples.task.fitted_by_client(result.list_training_labels())))
         if result.new is not None and self.new_capacity < 1:
             result = client_splits.keep_fraction(result, np.flatnonzero(result.new), self.new_capacity, self.seed)
         return result if self.poison is None else self.poison.apply(result, self.seed)

@@ -129,8 +129,14 @@ def predict_client(
 
 
 def predict_global(model: ReopenedRun, x: NDArray[Any], execution: Execution) -> ClientPrediction:
-    """Return the global model's predictions for samples ``x``; raises InputError if the method has none."""
+    """Return the global model's predictions for samples ``x``; raises InputError if it cannot predict."""
     execution = model.execution(execution)
+    if partitions.read_form(model.partition).labels.task().by_client:
+        raise InputError(
+            f"{model.name} predicts in deviations from the mean of a client (--standardize-target client), which is not"
+            " known of an unknown client",
+            f"pfl new-client {model.artifact.path} DATA --client NAME -o DIR",
+        )
     # Any client will do: its personal model is not used.
     data = replace_test_samples(partitions.read(model.partition), 0, x)
     run = model.build(data, execution)

@@ -115,5 +115,5 @@ def summarize(
             f"bytes_{link}": total + sum(item.manifest.summary.get(f"bytes_{link}", 0) for item in costs)
             for link, total in run.traffic.items()
         },
-        **Labels.of(run.task).facts(),
+        **Labels.of(run.label_task).facts(),
     }

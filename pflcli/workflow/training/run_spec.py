@@ -80,12 +80,18 @@ class RunSpec:
         device, other = hardware.device(execution.device), self.normalized_like
         backbone, embedded, stored = (self.lineage.get(kind) for kind in ("backbone", "embeddings", "datastore"))
         representations = None if embedded is None else embeddings.read(embedded)
-        stores = None
+        stores, arrived = None, None if stored is None else datastore.read_arrived(stored)
         if stored is not None:
             assert representations is not None  # a datastore is built from embeddings
             packed = datastore.read_stores(stored, data.classes, representations["train"].z.shape[1])
             threads = hardware.threads(execution.threads)
             stores = Stores(packed.blob, packed.bytes, packed.y, packed.offsets, threads)
+        if representations is not None and data.labels.task().by_client:
+            scales = _federation(data, "cpu").standardized().label_scales
+            assert scales is not None
+            representations = {split: scales.standardize_labels(each) for split, each in representations.items()}
+            stores = stores and scales.standardize_labels(stores)
+            arrived = arrived and scales.standardize_labels(arrived)
         attack = None
         if data.update_factor is not None and data.update_noise is not None:
             attack = Attack(data.update_factor, data.update_noise, self.seed)
@@ -95,7 +101,7 @@ class RunSpec:
             backbone=None if backbone is None else parameters.move(read_tensors(backbone), torch.device(device)),
             embeddings=representations,
             stores=stores,
-            arrived=None if stored is None else datastore.read_arrived(stored),
+            arrived=arrived,
             choices={}
             if self.earlier_run is None
             else earlier_choices.read_choices(self.earlier_run, self.method.choices(self.cfg)),

@@ -8,8 +8,9 @@ its class as ``TASK``, as ``METRICS`` the names of the metrics by which methods 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 registry.search_used_folders("tasks", __path__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,9 @@ class Task(ABC):
     past: tuple[float, ...] = ()
     """where samples of a series have the past of their labels: the channel, a shift and a scale; else empty. The label
     at step t was ``shift + scale * x[t, channel]``"""
+    by_client = False
+    """whether models learn labels that are standardized by each client's training labels, see ``ClientScales``; a field
+    of tasks that can be ``scaled_by_client``"""
 
     @classmethod
     def from_word(cls, option: str, unit: str) -> Self:
@@ -66,6 +72,20 @@ class Task(ABC):
     def fitted(self, y: NDArray[Any]) -> Self:
         """Return the task for the training labels ``y`` (n,) of a federation; by default it does not depend on them."""
         return self
+
+    def scaled_by_client(self) -> Self:
+        """Return the task whose labels are standardized by client; raises UsageError if this has no meaning for it."""
+        raise UsageError(
+            f"--standardize-target client is for quantities, and the task is {self.kind}", "leave out the option"
+        )
+
+    def moved(self, shift: float, scale: float) -> Self:
+        """Return the task of the labels ``shift + scale * y``, for tasks that can be ``scaled_by_client``."""
+        raise NotImplementedError
+
+    def fitted_by_client(self, labels: Sequence[NDArray[Any]]) -> Self:
+        """Return the task for the training labels (n,) of each client that trains a global model; see ``fitted``."""
+        return self.fitted(np.concatenate([np.zeros(0), *labels]))
 
     def find_invalid(self, y: NDArray[np.float64]) -> tuple[int, str] | None:
         """Return the row of the first of the labels (n,) that is none, and what is wrong with it."""
@@ -163,3 +183,62 @@ class Task(ABC):
 
         It is what ``rounds.csv`` has as accuracy, and at most 1.
         """
+
+
+def has_scale(labels: NDArray[np.float64]) -> bool:
+    """Return whether a client's training labels (n,) have a mean and a deviation: two of them or more that differ."""
+    return len(labels) > 1 and bool(labels.min() < labels.max())
+
+
+@dataclass(frozen=True)
+class ClientScales:
+    """The ``mean`` and ``deviation`` (m,) of each client's training labels, by which its labels are standardized.
+
+    ``task`` is that of labels in their own unit. Models learn the standardized labels, and no method knows of it.
+    """
+
+    task: Task
+    mean: NDArray[np.float64]
+    deviation: NDArray[np.float64]
+
+    @classmethod
+    def fit(cls, task: Any, labels: Sequence[NDArray[np.float64]]) -> Self:
+        """Return the scales for the training labels (n,) of each client.
+
+        A client that has none of its own, see ``has_scale``, gets the mean and the deviation of ``task``.
+        """
+        own = [(y.mean(), y.std()) if has_scale(y) else (task.mean, task.deviation) for y in labels]
+        mean, deviation = np.asarray(own, np.float64).reshape(-1, 2).T
+        return cls(task, mean, deviation)
+
+    @property
+    def standardized_task(self) -> Task:
+        """The task of standardized labels, which have the mean 0 and the deviation 1."""
+        task: Any = self.task
+        standardized: Task = task.moved(-task.mean / task.deviation, 1 / task.deviation)
+        return standardized
+
+    def client_task(self, client: int) -> Task:
+        """Return the task by which the outputs of a client's models become predictions in the unit of labels."""
+        return self.standardized_task.moved(float(self.mean[client]), float(self.deviation[client]))
+
+    def standardize(self, values: NDArray[Any], owner: NDArray[np.int64]) -> NDArray[Any]:
+        """Return the standardized labels or predictions (n, ...) of samples of the clients ``owner`` (n,)."""
+        mean, deviation = self._spread(values, owner)
+        return np.asarray((values - mean) / deviation, values.dtype)
+
+    def standardize_labels(self, samples: T) -> T:
+        """Return embeddings or stores with standardized ``y`` (n,), which are sorted by client, as ``offsets`` say."""
+        known: Any = samples
+        owner = np.repeat(np.arange(len(known.offsets) - 1), np.diff(known.offsets))
+        standardized: T = replace(known, y=self.standardize(known.y, owner))
+        return standardized
+
+    def restore(self, values: NDArray[Any], owner: NDArray[np.int64]) -> NDArray[Any]:
+        """Return standardized labels or predictions (n, ...) in the unit of labels."""
+        mean, deviation = self._spread(values, owner)
+        return np.asarray(mean + deviation * values, values.dtype)
+
+    def _spread(self, values: NDArray[Any], owner: NDArray[np.int64]) -> list[NDArray[np.float64]]:
+        """Return the mean and the deviation of each sample's client, (n, 1) for predictions (n, C)."""
+        return [each[owner].reshape(-1, *[1] * (values.ndim - 1)) for each in (self.mean, self.deviation)]

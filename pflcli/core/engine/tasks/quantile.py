@@ -77,6 +77,11 @@ class Quantile(Quantity):
         spread = float(quantile_losses(at[None], y, self).mean()) or 1.0
         return replace(super().fitted(y), at=tuple(at.tolist()), spread=spread)
 
+    def moved(self, shift: float, scale: float) -> Self:
+        """Return the task of the labels ``shift + scale * y``."""
+        at = tuple(shift + scale * each for each in self.at)
+        return replace(super().moved(shift, scale), at=at, spread=scale * self.spread)
+
     def _errors(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return standardized labels (..., n) minus outputs (..., n, C), and the slope of the loss by these errors."""
         level = outputs.new_tensor(self.quantiles)

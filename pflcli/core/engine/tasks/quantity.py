@@ -9,13 +9,14 @@ linear beyond.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.core.engine.tasks import Task
+from pflcli.core.engine.tasks import ClientScales, Task, has_scale
 from pflcli.core.errors import UsageError, closest
 from pflcli.core.metrics.metric import LABEL_UNIT, ranking
 
@@ -66,6 +67,7 @@ class Quantity(Task):
     loss: str = "squared"
     mean: float = 0.0
     deviation: float = 1.0
+    by_client: bool = False
 
     @classmethod
     def from_word(cls, option: str, unit: str) -> Self:
@@ -86,6 +88,29 @@ class Quantity(Task):
         if not len(y):
             return self
         return replace(self, mean=float(y.mean()), deviation=float(y.std()) or 1.0)
+
+    def fitted_by_client(self, labels: Sequence[NDArray[Any]]) -> Self:
+        """Return the task for the training labels (n,) of each client that trains a global model.
+
+        If labels are standardized by client, ``deviation`` is that from the mean of the same client, so that scores
+        compare with these means.
+        """
+        task, own = super().fitted_by_client(labels), [y for y in labels if has_scale(y)]
+        if not (self.by_client and own):
+            return task
+        within = float(np.sqrt(np.average([y.var() for y in own], weights=[*map(len, own)])))
+        scales = ClientScales.fit(replace(task, deviation=within), labels)
+        owner = np.repeat(np.arange(len(labels)), [*map(len, labels)])
+        known = self.fitted(scales.standardize(np.concatenate(labels), owner))
+        return replace(known.moved(task.mean, within), mean=task.mean, deviation=within)
+
+    def scaled_by_client(self) -> Self:
+        """Return the task whose labels are standardized by client."""
+        return replace(self, by_client=True)
+
+    def moved(self, shift: float, scale: float) -> Self:
+        """Return the task of the labels ``shift + scale * y``."""
+        return replace(self, mean=shift + scale * self.mean, deviation=scale * self.deviation)
 
     def describe(self, y: NDArray[Any]) -> dict[str, float]:
         """Return the mean and the standard deviation; nan without labels."""

@@ -66,6 +66,16 @@ def make_numbers(kind: str) -> Federation:
     return data.fitted()
 
 
+def change_unit(data: Federation, client: int, shift: float, scale: float) -> Federation:
+    """Return the federation in which the labels of a client are ``shift + scale * y``, and so are those of a series."""
+    x, y, rows = data.x.clone(), data.y.clone(), data.rows(client, *SPLITS)
+    y[rows] = shift + scale * y[rows]
+    if data.task.past:
+        _, origin, unit = data.task.past
+        x[rows] = (shift + scale * (origin + unit * x[rows]) - origin) / unit
+    return replace(data, x=x, y=y).fitted()
+
+
 def make_repetitive_clients() -> Federation:
     """Return seven clients with very different numbers of samples; all samples of a client are the same."""
     data = make_federation(client_sizes=[(count, 2, 2) for count in (2, 34, 5, 8, 13, 21, 3)])

@@ -40,6 +40,12 @@ _OTHER_BATCHES = 1e-5
 _RENAMED = 1e-4
 """Largest difference of parameters whose sum has another order, after two rounds."""
 
+_SHIFT, _SCALE = -5000.0, 8.0
+"""The other unit of a client's target: shift plus scale times the target."""
+
+_OTHER_UNIT = 1e-4
+"""Largest difference of two predictions that are the same in another unit, in sizes of the target."""
+
 _ROUNDS = 4
 """Rounds of a run that is stopped and resumed."""
 
@@ -1033,6 +1039,31 @@ def declared_tasks_are_learned(subject: Subject) -> None:
         if code.has_rounds:
             score = float(data.task.scores(p, y).mean())
             require(score > 0, f"after {_LATER} rounds, the {data.task.score} is {score:.2f}, and that of the mean 0")
+
+
+@law("methods")
+def predictions_follow_the_unit_of_a_client(subject: Subject) -> None:
+    """With targets standardized by client, changing the unit of a client's target changes its predictions alike, and
+    those of no other client.
+
+    A method that reads a target in its unit where models learn standardized ones gives no error.
+    """
+    learns = {*methods.load(subject.name).TASKS}
+    kinds = [kind for kind in ("quantity", "quantile") if {kind, "any"} & learns] or [*({"series"} & learns)]
+    if not kinds:
+        raise NotApplicable("the method learns no quantities")
+    for kind in kinds:
+        made = federations.make_numbers(kind)
+        data = replace(made, task=made.task.scaled_by_client()).fitted()
+        found = list[NDArray[np.float32]]()
+        for each in (data, federations.change_unit(data, 1, _SHIFT, _SCALE)):
+            run, state = _play(subject, data=each, rounds=2, participation=1.0, batch_size=8, lr=0.02)
+            found.append(run.restore(_predict(subject, run, state)["test"], run.clients, "test"))
+        before, after = found
+        scale = np.repeat(np.where(data.clients == 1, _SCALE, 1.0), data.sizes("test"))[:, None]
+        expected = scale * before + np.where(scale == _SCALE, _SHIFT, 0.0)
+        apart = float((np.abs(after - expected) / scale).max() / data.task.size)
+        require(apart < _OTHER_UNIT, f"with a {kind} of another unit, predictions differ by {apart:.2g} of the target")
 
 
 @law("methods")

@@ -78,16 +78,20 @@ def build_standalone_model(
     preprocessing = reopened_run.read_preprocessing(
         model.artifact, model.partition, book, name, execution, encoder_weights
     )
+    scales, neighbours = prepared.run.federation.label_scales, own.neighbours
+    if scales is not None and neighbours is not None:
+        labels = scales.restore(neighbours.store.y, np.full(len(neighbours.store.y), client))
+        neighbours = replace(neighbours, store=replace(neighbours.store, y=labels))
     return StandaloneModel(
         model.name,
         name,
-        prepared.run.task,
+        prepared.run.task if scales is None else scales.client_task(client),
         tuple(book.class_names(data.classes)) if data.labels.fields is None else (),
         preprocessing,
         _pixels(prepared.run),
         tuple(_network(prepared.run, params) for params in own.networks),
         own.shares,
-        own.neighbours,
+        neighbours,
         samples,
         predicted.parts["p"],
         _open_encoder(preprocessing, execution, is_required=encoder_weights is not None),
