@@ -126,14 +126,18 @@ _ENTRIES = (
     Metric("exchanges_to_target", _MODELS, _REACHED, "models to {target}", gives_way=80),
 )  # fmt: skip
 
-_OF_OTHER_TASKS = (
-    entry
-    for kind, place in tasks.KINDS.items()
-    if kind != tasks.CLASSES
-    for entry in getattr(importlib.import_module(place.module), "ENTRIES", ())
-)
-METRICS: dict[str, Metric] = {entry.name: entry for entry in (*_ENTRIES, *_OF_OTHER_TASKS)}
+METRICS: dict[str, Metric] = {entry.name: entry for entry in _ENTRIES}
 """All metrics by name, in the order of the columns of an evaluation's table."""
+
+
+def add_entries(kind: str) -> None:
+    """Add the metrics that the file of a task has."""
+    found = getattr(importlib.import_module(tasks.KINDS[kind].module), "ENTRIES", ())
+    METRICS.update((entry.name, entry) for entry in found)
+
+
+for _kind in tasks.KINDS:
+    add_entries(_kind)
 DEFAULT = tasks.KINDS[tasks.CLASSES].metrics[:1]
 """The metrics that rank methods without ``--metric`` if labels are classes."""
 
