@@ -16,9 +16,8 @@ from pflcli.options.declaration import ArtifactPath, Choices, ChosenMethod, Opti
 class Sweep(Options):
     """Score kNN-Per at all combinations of capacity, k, sigma and lambda, with one search per client.
 
-    Writes table.csv, clients.csv (the lambda that each client chooses on validation samples) and sweep.png, with the
-    accuracy, or the first metric of the task. Clients choose by validation samples alone, as in knn-per with
-    cross_validate=0.
+    Writes table.csv, clients.csv (the lambda that each client chooses on validation samples) and sweep.png. Clients
+    choose by validation samples alone, as in knn-per with cross_validate=0.
 
     Examples:
         pfl sweep runs/e -o runs/sweep
