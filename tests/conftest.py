@@ -152,6 +152,11 @@ def forget_users_files() -> Iterator[None]:
         tasks.RANKING.extend(
             name for each in tasks.KINDS.values() for name in each.metrics if name not in tasks.RANKING
         )
+    if (catalogue := sys.modules.get("pflcli.core.metrics.catalogue")) is not None:
+        catalogue.METRICS.clear()
+        catalogue.METRICS.update((entry.name, entry) for entry in catalogue._ENTRIES)
+        for kind in tasks.KINDS:
+            catalogue.add_entries(kind)
     models = sys.modules.get("pflcli.core.models")
     if models is not None:
         models.outline.cache_clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,6 +45,8 @@ def _add(file: Path) -> None:
     metrics = ast.literal_eval(named["METRICS"])
     KINDS[file.stem] = Kind(f"pflcli.core.engine.tasks.{file.stem}", metrics)
     RANKING.extend(name for name in metrics if name not in RANKING)
+    if (catalogue := sys.modules.get("pflcli.core.metrics.catalogue")) is not None:
+        catalogue.add_entries(file.stem)
 
 
 def add_used() -> None:
@@ -63,16 +66,22 @@ def find(kind: str) -> Kind:
     """Return where a task is; raises UsageError if there is none of this name."""
     if kind not in KINDS:
         raise UsageError(
-            f"unknown task '{kind}'", closest(kind, KINDS), f"a file of your own: pfl --use ./{kind}.py ..."
+            f"unknown task '{kind}'",
+            closest(kind, KINDS),
+            f"a file of your own: pfl --use ./{kind}.py ..., or task='./{kind}.py' in Python",
         )
     return KINDS[kind]
 
 
 def parse(word: str, unit: str) -> Any:
-    """Return the task of ``--task word --unit unit``, None for classes; raises UsageError for an unknown one."""
+    """Return the task of ``--task word --unit unit``, None for classes; raises UsageError for an unknown one.
+
+    A word such as ``./grades.py:4`` stands for the task in a user's file.
+    """
     if not unit.isprintable() or "|" in unit or len(unit) > _MAX_UNIT:
         raise UsageError(f"--unit {unit!r} is no short word without '|', which separates columns", "--unit EUR")
-    kind, _, option = word.partition(":")
+    kind, _, option = registry.use("tasks", word).partition(":")
+    add_used()
     return find(kind).task.from_word(option, unit) if kind != CLASSES or option else None
 
 

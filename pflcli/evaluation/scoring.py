@@ -77,7 +77,9 @@ def require_suited(labels: tasks.Labels, target: float | None, level: float | No
     """Raise UsageError for a target that is no value of the first metric, and for sets of other labels than numbers."""
     round_costs.check_target(target, labels.kind)
     if level is not None and labels.kind != tasks.CLASSES and not labels.task().has_intervals:
-        raise UsageError(f"--coverage is for classes, and the task is {labels.kind}", "leave out --coverage")
+        raise UsageError(
+            f"--coverage is for classes and numbers, and the task is {labels.kind}", "leave out --coverage"
+        )
 
 
 def summarize(

@@ -1,26 +1,21 @@
-"""Which commands follow a quantity and a count, and what the others say, as docs/tasks.md lists them."""
+"""Commands with a quantity and a count, in more depth than the table of tests/test_task_table.py."""
 
 from __future__ import annotations
 
 import csv
 import json
-import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import h5py
 import numpy as np
 import pytest
 import torch
 
-from helpers import ROOT
 from pflcli import (
     Federation,
     audit,
     build_datastore,
-    check_site,
-    create_federation,
     evaluate,
     export,
     extract,
@@ -31,8 +26,6 @@ from pflcli import (
     personalize,
     predict,
     report,
-    run_federation,
-    serve_site,
     simulate,
     stack,
     train_global,
@@ -71,18 +64,6 @@ WORK = {
     "show --plot": "show --plot x.svg p",
 }
 """A line of each command that follows every task."""
-REFUSED = {
-    "predict --answers label": (
-        "predict d {task}.csv --client c1 --answers label",
-        "--answers label reveals classes alone, and the task is {task}",
-    ),
-    "sweep": ("sweep em -o x --k 5", "pfl sweep reads classes, and the task is {task}"),
-    "build-datastore --prototypes": (
-        "build-datastore em -o x --prototypes 5",
-        "--prototypes reads classes, and the task is {task}",
-    ),
-}
-"""A line of each command that refuses other tasks than classes, and the refusal."""
 
 
 @pytest.fixture(scope="module", params=["quantity", "count"])
@@ -138,15 +119,6 @@ def test_commands_follow_the_task(pfl, chain, command, monkeypatch, tmp_path):
     if command == "tune":
         best = json.loads((tmp_path / "x" / "tuning" / "manifest.json").read_text())["request"]
         assert best["metric"] == {"quantity": "rmse", "count": "poisson_deviance"}[task]
-
-
-@pytest.mark.parametrize("command", REFUSED)
-def test_commands_that_read_classes_say_so(pfl, chain, stores, command, monkeypatch):
-    task, folder = chain
-    line, words = (text.replace("{task}", task) for text in REFUSED[command])
-    ran = run(pfl, folder, line, monkeypatch)
-    assert (ran.code in (2, 3), words in ran.err) == (True, True), ran.err
-    assert not (folder / "x").exists()
 
 
 def read_test(run, client):
@@ -495,28 +467,6 @@ def test_an_audit_attacks_by_the_loss_of_numbers(chain, stores, method, tmp_path
         audit(folder / method, tmp_path / "b", answers="label")
 
 
-def test_sites_predict_as_the_simulation(chain, tmp_path):
-    task, folder = chain
-    agreed = create_federation(folder / "f", tmp_path / "fed")
-    header, *rows = (folder / f"{task}.csv").read_text(encoding="utf-8").splitlines()
-    for c in range(4):
-        own = [row for row in rows if row.startswith(f"c{c},")]
-        (tmp_path / f"c{c}.csv").write_text("\n".join([header, *own]) + "\n", encoding="utf-8")
-        import_data(tmp_path / f"c{c}.csv", tmp_path / f"d{c}", like=agreed)
-        made = partition(tmp_path / f"d{c}", tmp_path / f"p{c}", like=agreed, client=f"c{c}")
-        # The scale is that of all clients.
-        assert made.summary["task"] == json.loads((folder / "p" / "manifest.json").read_text())["summary"]["task"]
-        check_site(made, agreed, tmp_path / f"s{c}")
-    with ThreadPoolExecutor() as pool:
-        sites = [pool.submit(serve_site, tmp_path / f"s{c}", tmp_path / "exchange") for c in range(4)]
-        run_federation(agreed, tmp_path / "exchange", tmp_path / "server")
-    for c, site in enumerate(sites):
-        with h5py.File(site.result().path / "predictions.h5") as file:
-            assert np.array_equal(file["test/p"][...], read_test(folder / "f", c)[0])
-    predicted = predict(sites[1].result().path, folder / f"{task}.csv")
-    assert predicted.numbers["prediction"].shape == (200,)
-
-
 @pytest.mark.parametrize("chain", ["quantity"], indirect=True)
 def test_quantiles_are_predicted_exported_and_drawn(chain, tmp_path):
     _, folder = chain
@@ -551,10 +501,3 @@ def test_quantiles_are_predicted_exported_and_drawn(chain, tmp_path):
         assert [row["predicted"] for row in drawn] == pytest.approx(file["test/p"][:, 1], rel=1e-4)  # the median
     with pytest.raises(UnsuitedError, match="no rule that pools predictions of the task quantile"):
         stack([run, personalize("fedavg", tmp_path / "p", tmp_path / "f", **SETTINGS)], tmp_path / "s")
-
-
-def test_the_page_of_tasks_lists_every_command():
-    page = (ROOT.parent / "docs" / "tasks.md").read_text(encoding="utf-8")
-    follow, refuse = re.search(r"follow every task: (.*?)\. These count classes: (.*?)\.\n", page, re.DOTALL).groups()
-    assert {*WORK} <= {*re.findall(r"`([^`]+)`", follow)}
-    assert {*REFUSED} == {*re.findall(r"`([^`]+)`", refuse)}

@@ -23,28 +23,25 @@ _MODELS = "models there and back, a client"
 
 _ENTRIES = (
     Metric(
-        "accuracy", "fraction", BY_SAMPLES, "accuracy", percent=True, compared=1, sweep=BY_SAMPLES,
+        "accuracy", "fraction", BY_SAMPLES, "accuracy", percent=True, compared=1,
         per_sample=scores.correct, over=scores.weighted_mean,
     ),
     Metric(
-        "accuracy_mean", "fraction", ALIKE, "plain mean", percent=True, compared=1, gives_way=110, sweep=ALIKE,
+        "accuracy_mean", "fraction", ALIKE, "plain mean", percent=True, compared=1, gives_way=110,
         score="accuracy", over=scores.mean,
     ),
     Metric(
-        "bottom_decile", "fraction", DECILE, "bottom decile", percent=True, compared=1, gives_way=200, sweep=DECILE,
+        "bottom_decile", "fraction", DECILE, "bottom decile", percent=True, compared=1, gives_way=200,
         score="accuracy", over=scores.lowest_decile,
     ),
     Metric("accuracy_seen", "fraction", BY_SAMPLES, "seen", percent=True, compared=2, gives_way=160, score="accuracy"),
     Metric(
-        "accuracy_unseen", "fraction", BY_SAMPLES, "unseen", percent=True, compared=2, gives_way=180, score="accuracy",
-        sweep="clients that took no part in training, by samples",
+        "accuracy_unseen", "fraction", BY_SAMPLES, "unseen", percent=True, compared=2, gives_way=180, score="accuracy"
     ),
     Metric("bottom_decile_seen", "fraction", DECILE),
+    Metric("bottom_decile_unseen", "fraction", DECILE),
     Metric(
-        "bottom_decile_unseen", "fraction", DECILE, sweep="(m/10)-th worst client that took no part in training"
-    ),
-    Metric(
-        "worst", "fraction", "worst client", "worst", percent=True, compared=1, gives_way=130, sweep="worst client",
+        "worst", "fraction", "worst client", "worst", percent=True, compared=1, gives_way=130,
         score="accuracy", over=scores.lowest,
     ),
     Metric(
@@ -93,7 +90,7 @@ _ENTRIES = (
     Metric("train_accuracy_seen", "fraction", BY_SAMPLES),
     Metric("train_accuracy_unseen", "fraction", BY_SAMPLES),
     Metric("last_rounds_accuracy", "fraction", "clients by samples, mean over the last {} rounds"),
-    Metric("validation_accuracy", "fraction", "clients by validation samples", sweep="clients by validation samples"),
+    Metric("validation_accuracy", "fraction", "clients by validation samples"),
     Metric("gain", "fraction", BY_SAMPLES, "gain", percent=True, compared=2),
     Metric("gain_relative", "fraction", BY_SAMPLES, "relative gain", percent=True, compared=2, gives_way=195),
     Metric("better_off", "fraction", ALIKE, "better off (chance)", percent=True, compared=2, gives_way=190),
@@ -126,14 +123,18 @@ _ENTRIES = (
     Metric("exchanges_to_target", _MODELS, _REACHED, "models to {target}", gives_way=80),
 )  # fmt: skip
 
-_OF_OTHER_TASKS = (
-    entry
-    for kind, place in tasks.KINDS.items()
-    if kind != tasks.CLASSES
-    for entry in getattr(importlib.import_module(place.module), "ENTRIES", ())
-)
-METRICS: dict[str, Metric] = {entry.name: entry for entry in (*_ENTRIES, *_OF_OTHER_TASKS)}
+METRICS: dict[str, Metric] = {entry.name: entry for entry in _ENTRIES}
 """All metrics by name, in the order of the columns of an evaluation's table."""
+
+
+def add_entries(kind: str) -> None:
+    """Add the metrics that the file of a task has."""
+    found = getattr(importlib.import_module(tasks.KINDS[kind].module), "ENTRIES", ())
+    METRICS.update((entry.name, entry) for entry in found)
+
+
+for _kind in tasks.KINDS:
+    add_entries(_kind)
 DEFAULT = tasks.KINDS[tasks.CLASSES].metrics[:1]
 """The metrics that rank methods without ``--metric`` if labels are classes."""
 
@@ -235,9 +236,3 @@ def _kinds(metric: Metric) -> list[str]:
     """Return the tasks for which a metric is defined: that of classes if none names it."""
     name = metric.score or metric.name
     return [kind for kind, place in tasks.KINDS.items() if name in place.metrics] or [tasks.CLASSES]
-
-
-def describe_sweep(names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return the unit and weighting of the metrics of a sweep among ``names``."""
-    entries = [METRICS[name] for name in names if name in METRICS and METRICS[name].sweep]
-    return {metric.name: {"unit": metric.unit, "weighting": metric.sweep} for metric in entries}

@@ -49,8 +49,6 @@ class Metric:
     """the group of columns in the table of a comparison, 1 is leftmost; None to show it in evaluations only"""
     gives_way: int | None = None
     """priority for leaving out its column on a narrow terminal: the smallest number goes first, None never"""
-    sweep: str = ""
-    """the weighting as stored by a sweep, if sweeps have the metric"""
     per_sample: SampleFormula | None = None
     formula: Formula | None = None
     binary_formula: BinaryFormula | None = None

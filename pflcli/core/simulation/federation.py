@@ -79,7 +79,7 @@ class Federation(engine.Federation):
         ``classes``. ``split`` (n,) is "train", "validation" or "test" for each sample; without it, each client's
         samples are split at random by ``fractions`` (0.6, 0.2, 0.2), drawn from ``seed`` as ``pfl partition`` does.
         ``task`` is what models learn to predict, by default the class of a sample; "quantity" and "count", with the
-        ``unit`` of labels, are those of ``pfl import --task``.
+        ``unit`` of labels, are those of ``pfl import --task``, and "./grades.py:4" is one in a file of your own.
         ``new_clients`` are the names of the clients that take no part in rounds. Raises InputError for arrays that do
         not fit together and for invalid values, UsageError for fractions that do not add up to 1 and unknown clients.
         """

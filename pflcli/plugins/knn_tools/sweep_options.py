@@ -76,7 +76,7 @@ class Sweep(Options):
         str | None,
         Choices(("capacity", "k", "sigma", "lambda")),
         typer.Option(
-            help="Draw accuracy over this axis: capacity, k, sigma or lambda.",
+            help="Draw scores over this axis: capacity, k, sigma or lambda.",
             show_default="the first with several values",
             metavar="AXIS",
         ),

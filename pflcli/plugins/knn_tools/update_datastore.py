@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts import client_blocks, codebook
-from pflcli.artifacts.kinds import datastore, embeddings, require_classes
+from pflcli.artifacts.kinds import datastore, embeddings, read_labels
 from pflcli.artifacts.kinds.embeddings import StoredEmbeddings
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
@@ -33,7 +33,7 @@ class Rows:
     """Samples of a store, the oldest first: ``z`` (n, d), ``y`` and ``sample`` (n,)."""
 
     z: NDArray[np.float32]
-    y: NDArray[np.int64]
+    y: NDArray[Any]
     sample: NDArray[np.int64]
 
     def __getitem__(self, rows: slice | NDArray[Any]) -> Rows:
@@ -75,7 +75,6 @@ def update_datastore(asked: UpdateDatastore) -> Outcome:
         open_one(place, kind, chosen=chosen)
         for place, kind in ((asked.source, "datastore"), (asked.arriving, "embeddings"))
     )
-    require_classes(new.manifest, "pfl update-datastore")
     _require_match(old, new)
     seed = run_request.choose_seed(asked.seed, new)
     request = {"index": indexes.EXACT, "policy": asked.policy, "from": asked.first, "to": asked.last, "seed": seed}
@@ -163,7 +162,8 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
     writer.write("clients.csv", codebook.clients_csv(names, ["added", "evicted", "samples"], counts))
     execution.reporter.say(f"{count} stores: {sum(added)} samples added, {sum(evicted)} evicted, {sum(sizes)} stored")
     changes = {"added": sum(added), "evicted": sum(evicted)}
-    return Built({"clients": count, "samples": sum(sizes), "bytes": int(ends[-1]), **changes}, {})
+    facts = read_labels(job.new.manifest, 0).facts()
+    return Built({"clients": count, "samples": sum(sizes), "bytes": int(ends[-1]), **changes, **facts}, {})
 
 
 def merge(stored: Rows, arriving: Rows, policy: str, *, distinct: bool) -> tuple[Rows, int]:

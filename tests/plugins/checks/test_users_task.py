@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pflcli import Federation, new, simulate, table
 from pflcli.core.errors import InputError, UsageError
 
 SETTINGS = "--model mlp --rounds 4 --participation 1 --batch-size 16 --lr 0.1"
@@ -60,12 +62,33 @@ def test_a_task_of_a_user_goes_from_new_to_the_page(folder):
     for line, message in (
         ("partition data -o x", "unknown task 'grades'"),
         ("show c", "unknown metric 'grades_steps_off'"),
+        ("replay p -o x", "unknown task 'grades'"),
         (f"{use} partition data -o x --poison 0.2:flip", "flips classes"),
         (f"{use} personalize fedproto p -o x", "fedproto learns classes, and the task is grades"),
     ):
         done = call(folder, line)
         assert (done.returncode in (2, 3), message in done.stderr) == (True, True), done.stderr
         assert not (folder / "x").exists()
+    assert "2 the same to the last bit" in pfl(folder, f"{use} replay p -o again")
+
+
+def test_tables_in_python_know_a_task_whose_file_is_named(tmp_path, monkeypatch):
+    file = new("task", tmp_path / "marks.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    draw, client = np.random.default_rng(0), np.repeat(np.arange(3), 40)
+    x = draw.normal(size=(120, 3)).astype(np.float32)
+    y = np.digitize(x[:, 0], [-1, 0, 1])
+    how = {"model": "mlp", "rounds": 2, "participation": 1.0, "quiet": True}
+    task = importlib.import_module("marks").TASK(3)
+    result = simulate("fedavg", Federation.from_arrays(x, y, client, task=task), **how)
+    with pytest.raises(UsageError, match="unknown task 'marks'") as error:
+        table({"fedavg": result})
+    assert "task='./marks.py' in Python" in error.value.fix[-1]
+    named = simulate("fedavg", Federation.from_arrays(x, y, client, task=f"{file}:3"), **how)
+    found = named.predictions["test"]
+    assert np.array_equal(found.p, result.predictions["test"].p)
+    off = np.abs((found.p > 0.5).sum(axis=1) - found.y).mean()
+    assert table({"fedavg": named}).loc["fedavg", "marks_steps_off"] == pytest.approx(off)
 
 
 def test_a_file_whose_task_has_no_metrics_is_refused(tmp_path, pfl, monkeypatch):
