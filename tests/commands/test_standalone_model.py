@@ -15,8 +15,9 @@ from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.personalize import personalize
 from pflcli.core.errors import InputError
 from pflcli.core.execution import Execution
-from pflcli.workflow.prediction import reopened_run, standalone_model
-from pflcli.workflow.prediction.standalone_model import build_standalone_model
+from pflcli.plugins.export import standalone_model
+from pflcli.plugins.export.standalone_model import build_standalone_model
+from pflcli.workflow.prediction import reopened_run
 
 ONE = Execution(threads=1)
 

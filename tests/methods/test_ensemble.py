@@ -13,8 +13,8 @@ from pflcli.core import parameters
 from pflcli.core.errors import InputError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.methods import fedavg_plus
+from pflcli.plugins.export.standalone_model import build_standalone_model
 from pflcli.workflow.prediction import stored_predictor
-from pflcli.workflow.prediction.standalone_model import build_standalone_model
 
 CLIENT = np.asarray([0])
 

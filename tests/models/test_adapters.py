@@ -28,8 +28,8 @@ from pflcli.core.execution import Execution
 from pflcli.core.models.adapters import FrozenBatchNorm, LowRank
 from pflcli.core.settings import Settings
 from pflcli.plugins.export import onnx_network
+from pflcli.plugins.export.standalone_model import build_standalone_model
 from pflcli.workflow.prediction import reopened_run
-from pflcli.workflow.prediction.standalone_model import build_standalone_model
 from pflcli.workflow.training.run_spec import RunSpec
 
 ONE = Execution(threads=1)

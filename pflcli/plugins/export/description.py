@@ -10,8 +10,8 @@ from pflcli.artifacts.codebook import Dialect
 from pflcli.core.wording import counted
 from pflcli.data.formats.cells import list_missing
 from pflcli.plugins.export import onnx_network
+from pflcli.plugins.export.standalone_model import StandaloneModel
 from pflcli.workflow.prediction.encoders import FrozenEncoder
-from pflcli.workflow.prediction.standalone_model import StandaloneModel
 
 FORMAT = 1
 """Version of the folder's format; increased when a reader of the previous one would predict wrongly."""

@@ -29,8 +29,8 @@ from pflcli.options.function import command
 from pflcli.plugins.export import description, onnx_network
 from pflcli.plugins.export.description import ENCODER, IMAGES, INDEX, NAME, NETWORK, READER, STORE, Agreement
 from pflcli.plugins.export.options import Export
+from pflcli.plugins.export.standalone_model import StandaloneModel, build_standalone_model
 from pflcli.workflow.prediction import reopened_run
-from pflcli.workflow.prediction.standalone_model import StandaloneModel, build_standalone_model
 
 FILES = {NAME, NETWORK, STORE, INDEX, READER, IMAGES, ENCODER}
 ROUNDING_ERROR = 1e-5

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from pflcli.core.errors import ComputationError, UsageError
 from pflcli.core.models import Net
 from pflcli.data.preparation.preprocessing import Preprocessing
+from pflcli.plugins.export.standalone_model import StandaloneModel
 from pflcli.workflow.prediction.encoders import FrozenEncoder, OnnxNetwork
-from pflcli.workflow.prediction.standalone_model import StandaloneModel
 
 _OPSET = 17
 """Operator set version; onnxruntime 1.12 and later support it."""

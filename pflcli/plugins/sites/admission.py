@@ -6,7 +6,7 @@ run at a site that has all clients, but of the server only what was downloaded: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pflcli.core import methods, parameters
 from pflcli.core.errors import ComputationError
-from pflcli.core.federation.run import NOBODY, Average, Everywhere, Run, RunInputs
+from pflcli.core.federation.run import NOBODY, Average, Delivery, Package, Place, Run, RunInputs
 from pflcli.core.federation.uploads import Encoding
 from pflcli.core.methods import Method, State
 from pflcli.core.parameters import Params, Stacked
@@ -50,7 +50,7 @@ class _Round:
     """bytes of an upload"""
 
 
-class _Recorded(Everywhere):
+class _Recorded(Place):
     """A simulation that records its rounds; the first is the setup."""
 
     rounds: list[_Round]
@@ -64,12 +64,12 @@ class _Recorded(Everywhere):
         self.rounds.append(_Round(super().cohort(run, t)))
         return self.rounds[-1].asked
 
-    def download(self, run: Run, params: Params, clients: NDArray[np.int64]) -> Params:
+    def deliver(self, run: Run, clients: NDArray[np.int64], delivery: Delivery) -> Iterator[Package]:
         """Record what is downloaded."""
-        copied = {name: value.clone() for name, value in params.items()}
-        self.rounds[-1].downloads.append(copied)
-        self.rounds[-1].copies.append(len(clients))
-        return super().download(run, params, clients)
+        for ids, params in super().deliver(run, clients, delivery):
+            self.rounds[-1].downloads.append({name: value.clone() for name, value in params.items()})
+            self.rounds[-1].copies.append(len(ids))
+            yield ids, params
 
     def mean(self, run: Run, downloaded: Params) -> Average:
         """Return a mean that records uploads."""
@@ -155,14 +155,14 @@ class _Replayed(_Recorded):
         super().__init__()
         object.__setattr__(self, "given", given)
 
-    def download(self, run: Run, params: Params, clients: NDArray[np.int64]) -> Params:
+    def deliver(self, run: Run, clients: NDArray[np.int64], delivery: Delivery) -> Iterator[Package]:
         """Return what clients received at this place of the given simulation."""
-        super().download(run, params, clients)
-        t = len(self.rounds) - 1
-        sent, place = self.given.rounds[t].downloads, len(self.rounds[t].downloads) - 1
-        if place >= len(sent) or parameters.outline(sent[place]) != parameters.outline(params):
-            raise NotApplicable("what clients download depends on what the server computes")
-        return sent[place]
+        for ids, params in super().deliver(run, clients, delivery):
+            t = len(self.rounds) - 1
+            sent, place = self.given.rounds[t].downloads, len(self.rounds[t].downloads) - 1
+            if place >= len(sent) or parameters.outline(sent[place]) != parameters.outline(params):
+                raise NotApplicable("what clients download depends on what the server computes")
+            yield ids, sent[place]
 
 
 def _require_same_uploads(method: str, options: Mapping[str, Any], rounds: int) -> None:

@@ -132,7 +132,7 @@ class Server:
         Rounds without a client to ask are closed.
         """
         while not self.is_finished:
-            self._place.replies, self._place.losses, self._place.absent = None, (), ()
+            self._place.replies, self._place.losses, self._place.gone = None, (), ()
             try:
                 row = self._play()
             except Pending:
@@ -231,7 +231,7 @@ class Server:
             losses += [(math.nan if loss is None else loss, weight) for loss, weight in message.head.losses]
         answered = {client: client in replies for client in self._place.asked.tolist()}
         self._place.replies, self._place.losses = replies, losses
-        self._place.absent = [client for client in answered if not answered[client]]
+        self._place.gone = [client for client in answered if not answered[client]]
         row = self._play()
         self._commit(row, answered)
         return row

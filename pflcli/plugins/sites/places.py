@@ -8,7 +8,7 @@ method makes of a mean there is not used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pflcli.core import parameters
 from pflcli.core.errors import ComputationError, UnsuitedError
 from pflcli.core.federation.attendance import AllAbsent, Diverged
-from pflcli.core.federation.run import NOBODY, Average, Run
+from pflcli.core.federation.run import NOBODY, Average, Delivery, Package, Place, Run, T
 from pflcli.core.federation.uploads import Encoding
 from pflcli.core.parameters import Params, Stacked
 
@@ -40,14 +40,14 @@ class Reply:
 
 
 @dataclass
-class AtServer:
+class AtServer(Place):
     """The server of a deployment: no client is here. ``run.federation`` has their numbers of samples, but no sample."""
 
     replies: Mapping[int, Reply] | None = None
     """the replies of this round by client, None until they have arrived"""
     losses: Sequence[tuple[float, float]] = ()
     """the training losses in the replies, each with its weight"""
-    absent: Collection[int] = ()
+    gone: Sequence[int] = ()
     """clients that were asked in this round and did not answer"""
     asked: NDArray[np.int64] = field(default_factory=NOBODY.copy)
     """the clients of this round (n,)"""
@@ -58,18 +58,19 @@ class AtServer:
 
     def cohort(self, run: Run, t: int) -> NDArray[np.int64]:
         """Draw the clients of round ``t``, none of which is here."""
-        self.asked, self.downloads, self.uploaded = run.draw_cohort(t, self.absent), [], None
+        self.asked, self.downloads, self.uploaded = run.draw_cohort(t, self.gone), [], None
         return NOBODY
 
-    def whole_cohort(self, cohort: NDArray[np.int64]) -> NDArray[np.int64]:
+    def everyone(self, here: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the clients of this round."""
         return self.asked
 
-    def download(self, run: Run, params: Params, clients: NDArray[np.int64]) -> Params:
-        """Record ``params``, and count the bytes for the clients of this round."""
-        self.downloads.append(params)
-        run.send("down", params, copies=len(self.asked))
-        return params
+    def deliver(self, run: Run, clients: NDArray[np.int64], delivery: Delivery) -> Iterator[Package]:
+        """Record what is sent, and count the bytes for the clients of this round."""
+        for _, params in delivery.make():
+            self.downloads.append(dict(params))
+            run.send("down", params, copies=len(self.asked))
+        return iter(())
 
     def mean(self, run: Run, downloaded: Params) -> Average:
         """Return the mean of the replies; raises UnsuitedError for a second mean in a round."""
@@ -124,7 +125,7 @@ class _MeanOfReplies(Average):
 
 
 @dataclass
-class AtSite:
+class AtSite(Place):
     """A site of a deployment, with some of the clients; the samples of the others are not in ``run.federation``."""
 
     asked: NDArray[np.int64] = field(default_factory=NOBODY.copy)
@@ -144,18 +145,18 @@ class AtSite:
         run.attendance.selected = self.asked
         return run.attendance.present
 
-    def whole_cohort(self, cohort: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return ``cohort``, as a site knows of no other client."""
-        return cohort
+    def serve(self, make: Callable[[], T], otherwise: T) -> T:
+        """Return ``otherwise``, as the server is elsewhere."""
+        return otherwise
 
-    def download(self, run: Run, params: Params, clients: NDArray[np.int64]) -> Params:
-        """Return what the server has sent in place of ``params``; raises ComputationError if it does not fit."""
+    def deliver(self, run: Run, clients: NDArray[np.int64], delivery: Delivery) -> Iterator[Package]:
+        """Return what the server has sent; raises ComputationError if it does not fit."""
         received = self.downloads[self._received] if self._received < len(self.downloads) else {}
-        if parameters.outline(received) != parameters.outline(params):
+        if parameters.outline(received) != parameters.outline(delivery.like):
             raise ComputationError("the tensors from the server are not those that the method downloads")
         self._received += 1
-        run.send("down", params, copies=len(clients))
-        return received
+        run.send("down", received, copies=len(clients))
+        return iter([(clients, received)])
 
     def mean(self, run: Run, downloaded: Params) -> Average:
         """Return what collects uploads; its value is ``downloaded``, as only the server can compute the mean."""

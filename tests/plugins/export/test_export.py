@@ -40,7 +40,7 @@ from pflcli.data.preparation.user_data import open_table
 from pflcli.plugins.export import description, onnx_network, reader
 from pflcli.plugins.export import export as exports
 from pflcli.plugins.export.export import export
-from pflcli.workflow.prediction.standalone_model import StandaloneModel
+from pflcli.plugins.export.standalone_model import StandaloneModel
 
 ONE = Execution(threads=1)
 CLASSES = 5

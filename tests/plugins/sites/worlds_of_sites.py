@@ -13,7 +13,7 @@ import torch
 
 from pflcli.core import config, methods, sources
 from pflcli.core.engine.federation import Federation
-from pflcli.core.federation.run import Everywhere, RunInputs
+from pflcli.core.federation.run import Place, RunInputs
 from pflcli.core.settings import Settings
 from pflcli.core.simulation import loop
 from pflcli.core.simulation.create_run import create_run
@@ -84,7 +84,7 @@ class World:
 
     def simulate(self, absent=()):
         """Yield the state and the row after each round of the simulation."""
-        run = make_run(self.name, self.data, RunInputs(place=Everywhere(dict(absent))), **self.settings)
+        run = make_run(self.name, self.data, RunInputs(place=Place(dict(absent))), **self.settings)
         state = loop.set_up(run, self.name, self.method).state
         for t in range(run.settings.rounds):
             state, row = loop.play_round(run, self.name, self.method, state, t)
