@@ -543,7 +543,8 @@ class Run:
     @property
     def representation_size(self) -> int:
         """Return the number of values in the representation of a sample."""
-        return self.engine.infer(self.init, np.arange(1), features=True)[1].shape[1]
+        rows = np.arange(min(1, len(self.federation.y)))  # none at the server of a deployment
+        return self.engine.infer(self.init, rows, features=True)[1].shape[1]
 
     def table(self, default: Params) -> ModelTable:
         """Return a table with a model per client, each a copy of ``default`` until it is written."""

@@ -87,10 +87,9 @@ def create_federation(asked: CreateFederation) -> Outcome:
         "codebook": digest(json.loads(json.dumps(codebook.to_fields(book)))),
     }
     code = {**trained.manifest.code, **manifest.code}
-    downloads, upload = opening.derive_layouts(request, book.client_names(len(request["train"])))
+    patterns = opening.derive_patterns(request, book.client_names(len(request["train"])))
     request |= {
-        "downloads": [opening.write_layout(layout) for layout in downloads],
-        "upload": opening.write_layout(upload),
+        "exchange": opening.write_patterns(patterns),
         "software": opening.describe_software(),
     }
     spec = ArtifactSpec("federation", request, code=code)
@@ -257,27 +256,29 @@ def _play(server: Server, names: list[str], exchange: Path, asked: RunFederation
     """Play the rounds that are left; raises ComputationError if too few sites answer one in time."""
     inbox = Inbox(server, Path(asked.out) / "answers", asked.execution.reporter.say)
     while True:
-        questions, tensors = server.ask()
+        questions, paths, phase = server.ask(), {}, server.phase
         if not questions:
             break
-        paths = {}
         for site, question in questions.items():
-            paths[site] = exchanges.question_file(exchanges.folder_of(exchange, names, site), question.round)
-            messages.write(paths[site], question, tensors)
+            paths[site] = exchanges.question_file(exchanges.folder_of(exchange, names, site), question.number)
+            messages.write(paths[site], question, server.tensors(question))
         inbox.begin(questions, paths)
         _wait(inbox, asked.patience, asked.execution)
         least = min(-(-len(questions) // 2) if asked.at_least is None else asked.at_least, len(questions))
         if len(inbox.found) < least:
             raise ComputationError(
-                f"round {server.rounds + 1}: {len(inbox.found)} of {counted(len(questions), 'site')} answered in"
+                f"round {phase}: {len(inbox.found)} of {counted(len(questions), 'site')} answered in"
                 f" {asked.patience:g} s, and at least {least} must; without an answer: {listed(inbox.missing)}",
                 f"{shlex.join(asked.execution.command)} asks this round again",
             )
-        row = server.close(inbox.found)
-        asked.execution.reporter.say(
-            f"round {server.rounds}: loss {row['loss']:.4f}, {counted(row['clients'], 'client')}"
-            + (f"; no answer from {listed(inbox.missing)}" if inbox.missing else "")
-        )
+        row, silent = server.close(inbox.found), inbox.missing
+        if row is not None:
+            asked.execution.reporter.say(
+                f"round {server.rounds}: loss {row['loss']:.4f}, {counted(row['clients'], 'client')}"
+                + (f"; no answer from {listed(silent)}" if silent else "")
+            )
+        if server.phase != phase:
+            inbox.clear()
     inbox.clear()
 
 
@@ -287,6 +288,7 @@ def _record_attendance(server: Server, names: Sequence[str]) -> AttendanceRecord
         {
             number: {names[client]: answered for client, answered in clients.items()}
             for number, clients in server.attendance.items()
+            if number <= server.rounds
         }
     )
 
