@@ -93,11 +93,19 @@ def test_an_update_goes_through_the_upload_steps_from_the_model_that_its_client_
         next(run.collect([part], ONE))
 
 
-def test_a_simulation_knows_all_clients_serves_and_has_all_rows():
+def test_a_record_is_received_without_bytes():
     run = small.make_run("fedavg")
+    (received,) = run.collect([TrainedClients.untrained(SOME, {"v": torch.ones(2, 2)})], ONE, is_record=True)
+    assert received.params["v"].tolist() == [[1, 1], [1, 1]]
+    assert run.traffic["up"] == 0
+
+
+def test_a_simulation_knows_all_clients_serves_and_has_all_rows():
+    run = small.make_run("gossip")
     table = run.table(ONE)
-    run.relay(table, {0: np.asarray([2])})
+    run.relay(table, {0: np.asarray([2, 3]), 4: np.asarray([0])})
     assert len(table.written) == 0
+    assert run.traffic["peer"] == 3 * BYTES
     assert run.participants().tolist() == small.PARTICIPANTS
     assert run.everyone(SOME) is SOME
     assert run.declared.tolist() == [train for train, _, _ in small.SIZES]

@@ -83,6 +83,7 @@ class Channel:
 
     With ``start``, the model from which clients trained or a function that returns it for a part, they are an update,
     as in ``Run.upload``. ``also`` are further tensors, without bytes; those of ``like`` are counted if ``counted``.
+    No model depends on what ``is_record``: it has no bytes, and a site may refuse to send it.
     """
 
     like: Params
@@ -91,6 +92,7 @@ class Channel:
     is_averaged: bool = True
     also: Params = field(default_factory=dict)
     counted: bool = True
+    is_record: bool = False
 
     def upload(self, run: Run, part: TrainedClients) -> TrainedClients:
         """Send a part, count its bytes, and return what the server receives."""
@@ -98,7 +100,7 @@ class Channel:
         if self.start is not None:
             start = self.start(part) if callable(self.start) else self.start
             sent = run.upload(sent, start, part.clients, is_averaged=self.is_averaged)
-        elif self.counted:
+        elif self.counted and not self.is_record:
             run.send("up", sent)
         return replace(part, params={**sent, **{name: part.params[name] for name in self.also}})
 
@@ -106,7 +108,7 @@ class Channel:
         """Return the counted bytes of what one client sends."""
         if self.start is not None:
             return Encoding(self.like, run.uploads).size(self.like)
-        return parameters.size(self.like) if self.counted else 0
+        return parameters.size(self.like) if self.counted and not self.is_record else 0
 
 
 class Average:
@@ -184,7 +186,8 @@ class Place:
         return (channel.upload(run, part) for part in parts)
 
     def relay(self, run: Run, table: ModelTable, wanted: Mapping[int, NDArray[np.int64]]) -> None:
-        """Write the rows of ``table`` that clients here want of others; everywhere, they are there."""
+        """Count the bytes of the rows of ``table`` that clients here want of others, and write them; here they are."""
+        run.send("peer", table.default, copies=sum(map(len, wanted.values())))
 
     def mean(self, run: Run, downloaded: Params) -> Average:
         """Return an empty mean for the uploads of clients that received ``downloaded``."""
@@ -417,8 +420,11 @@ class Run:
         """Return the numbers of training samples (m,) that clients have declared, which every place knows."""
         return self.inputs.place.declared(self)
 
-    def serve(self, make: Callable[[], T], otherwise: T) -> T:
-        """Return what the server computes by ``make``; at a site, where there is none, ``otherwise``."""
+    def serve(self, make: Callable[[], T], otherwise: T = None) -> T:  # type: ignore[assignment]
+        """Return what the server computes by ``make``; at a site, where there is none, ``otherwise``.
+
+        What only the server reads needs no ``otherwise``.
+        """
         return self.inputs.place.serve(make, otherwise)
 
     def deliver(
@@ -440,21 +446,25 @@ class Run:
     ) -> Iterator[TrainedClients]:
         """Send parts from clients to the server; yields them there, as they are received, in the order of ``senders``.
 
+        A site yields those of its own clients, as the server receives them.
         ``senders``, by default the clients that take part, are read once the parts are sent. ``like`` and the
-        ``options`` start, is_averaged, also and counted are those of ``Channel``.
+        ``options`` start, is_averaged, also, counted and is_record are those of ``Channel``.
         """
         return self.inputs.place.collect(self, parts, Channel(like, senders, **options))
 
     def relay(self, table: ModelTable, wanted: Mapping[int, NDArray[np.int64]]) -> None:
-        """Let each client ask others for their rows of ``table``, which the server passes on.
+        """Let each client ask others for their rows of ``table``, which the server passes on, and count their bytes.
 
         ``wanted`` has the ids of the others by client, for each client of the round that is here.
         """
         self.inputs.place.relay(self, table, wanted)
 
-    def download(self, params: Params, clients: NDArray[np.int64]) -> Params:
-        """Send ``params`` to each of the clients (n,), and return what they receive."""
-        for _, received in self.inputs.place.deliver(self, clients, Delivery(lambda: [(None, params)], params)):
+    def download(
+        self, params: Params, clients: NDArray[np.int64], like: Params | None = None, **options: Any
+    ) -> Params:
+        """Send ``params`` to each of the clients (n,), and return what they receive; for options see ``deliver``."""
+        sent = Delivery(lambda: [(None, params)], like or params, **options)
+        for _, received in self.inputs.place.deliver(self, clients, sent):
             return received
         return params
 
