@@ -107,13 +107,14 @@ def require_read_from_downloads(
 ) -> None:
     """Raise BrokenLawError if a client's upload or what it keeps depends on more of the server than its downloads.
 
-    With ``are_apart``, each client is alone at its site, so that neither may depend on the other clients of the round.
+    With ``are_apart``, each client is alone at its site and computes alone in the simulation too, so that neither may
+    depend on the other clients of the round.
     Raises NotApplicable for a method that exchanges something else than the updates of which it takes one mean a round.
     """
     code = methods.load(method)
     if reason := describe_exchange(code):
         raise NotApplicable(reason)
-    plan: dict[str, Any] = {"options": options, "rounds": rounds, "upload": upload}
+    plan: dict[str, Any] = {"options": options, "rounds": rounds, "upload": upload, "apart": are_apart}
     recorded, there = _Recorded(), AtSite()
     run, site = (small.make_run(method, inputs=RunInputs(place=place), **plan) for place in (recorded, there))
     state, own = loop.set_up(run, method, code).state, code.setup(site)
