@@ -317,7 +317,8 @@ def require_same_elsewhere(
 ) -> None:
     """Raise BrokenLawError if a method does not have the bytes of its simulation at sites and their server.
 
-    With ``are_apart``, each client is alone at its site, so that nothing may depend on the other clients of the round.
+    With ``are_apart``, each client is alone at its site and computes alone in the simulation too, so that nothing may
+    depend on the other clients of the round.
     Raises NotApplicable for a method that exchanges something in another way than places know.
     """
     code = methods.load(method)
@@ -325,7 +326,8 @@ def require_same_elsewhere(
         raise NotApplicable(reason)
     clients = small.make_federation().clients
     groups = np.split(clients, len(clients)) if are_apart else [clients]
-    places = _Places(method, {"options": options, "rounds": rounds, "upload": upload}, groups)
+    plan = {"options": options, "rounds": rounds, "upload": upload, "apart": are_apart}
+    places = _Places(method, plan, groups)
     try:
         for t in range(-1, rounds):
             places.play(t)

@@ -73,7 +73,7 @@ def create_federation(asked: CreateFederation) -> Outcome:
     task = read_labels(partition.manifest, 0).facts()  # with the scale of all clients, which no site knows alone
     book, form, dealt = codebook.read(predictions), partitions.read_form(partition), partition.manifest.request
     request: dict[str, Any] = {
-        **{key: trained.manifest.request[key] for key in _RUN},
+        **_describe_run(trained),
         **then,
         "form": {"shape": list(form.shape), "type": form.dtype, "classes": form.labels.outputs},
         **task,
@@ -102,10 +102,15 @@ def create_federation(asked: CreateFederation) -> Outcome:
     return make(asked.out, spec, execution, build)
 
 
-_RUN = ("method", "options", "settings", "seed")
-"""The keys of a request that say which run it is."""
 _STORE = ("index", "parameters", "capacity", "capacity_spread", "prototypes", "seed")
 """The keys of a datastore's request that are options of ``pfl build-datastore``."""
+
+
+def _describe_run(trained: Artifact) -> dict[str, Any]:
+    """Return the part of the request that says which run it is; sites compute apart, whatever the simulation did."""
+    request = trained.manifest.request
+    run = {key: request[key] for key in ("method", "options", "settings", "seed")}
+    return {**run, "settings": {**run["settings"], "apart": True}}
 
 
 def _find_rounds(predictions: Artifact) -> Artifact:
@@ -119,7 +124,7 @@ def _describe_rest(predictions: Artifact) -> dict[str, Any]:
 
     Raises UnsuitedError if the datastore is not what sites can build from their own samples.
     """
-    then = {key: predictions.manifest.request[key] for key in _RUN}
+    then = _describe_run(predictions)
     if "datastore" not in run_request.load_method(predictions).NEEDS:
         return then
     embedded, store = (ancestor(predictions, kind) for kind in ("embeddings", "datastore"))

@@ -163,18 +163,18 @@ class AtServer(_Playing):
         return iter(())
 
     def collect(self, run: Run, parts: Iterable[TrainedClients], channel: Channel) -> Iterator[TrainedClients]:
-        """Return what clients have sent; raises Pending if something is missing."""
-        return self._collect(run, parts, channel, self.new_channel(run, form_of(channel)))
-
-    def _collect(
-        self, run: Run, parts: Iterable[TrainedClients], channel: Channel, number: int
-    ) -> Iterator[TrainedClients]:
+        """Return what clients have sent; raises Pending, when it is read, if something is missing."""
+        number = self.new_channel(run, form_of(channel))
         for _ in parts:  # nobody is here, but packages are delivered in between
             pass
+        return self._collect(run, channel, number)
+
+    def _collect(self, run: Run, channel: Channel, number: int) -> Iterator[TrainedClients]:
         senders = self.asked if channel.senders is None else np.asarray(channel.senders.tolist(), dtype=np.int64)
         like, size = {**channel.like, **channel.also}, channel.size(run)
         found = self.read(run, number, senders, like)
-        if silent := set(senders.tolist()) - {client for client, _ in found}:
+        silent = set(senders.tolist()) - {client for client, _ in found}
+        if silent and not channel.is_record:
             raise Diverged(silent, ("reply", run.attendance.t))
         for client, sent in found:
             if size:
@@ -329,12 +329,8 @@ class AtSite(_Playing):
         return iter([(np.asarray(group), package) for group, package in zip(groups, packages.values(), strict=True)])
 
     def collect(self, run: Run, parts: Iterable[TrainedClients], channel: Channel) -> Iterator[TrainedClients]:
-        """Note what clients send; yields nothing, as only the server receives it."""
-        return self._collect(run, parts, channel, self.new_channel(run, form_of(channel)))
-
-    def _collect(
-        self, run: Run, parts: Iterable[TrainedClients], channel: Channel, number: int
-    ) -> Iterator[TrainedClients]:
+        """Note what clients that are here send, all at once, and yield it as the server receives it."""
+        number, all_received = self.new_channel(run, form_of(channel)), list[TrainedClients]()
         for part in parts:
             received = channel.upload(run, part)
             if channel.start is not None and self.steps and self.steps[-1].packs:
@@ -342,8 +338,9 @@ class AtSite(_Playing):
                 packed = Encoding(start, self.steps[-1:])({name: received.params[name] for name in channel.like})
                 received.params.update(packed)
             self.note(number, part.clients, received.params, part.weights, part.loss)
+            all_received.append(received)
         self.complete.add(number)
-        yield from ()
+        return iter(all_received)
 
     def note(
         self,

@@ -32,7 +32,7 @@ GROUPS = {
 
 
 def make_run(name, data, inputs, *, mode="auto", options=None, **settings):
-    chosen = {"model": "mlp", "rounds": 3, "participation": 0.5, "batch_size": 4, **settings}
+    chosen = {"model": "mlp", "rounds": 3, "participation": 0.5, "batch_size": 4, "apart": True, **settings}
     code = methods.load(name)
     plan = config.build(Settings, chosen, "")
     cfg = config.build(code.Config, options or {}, name)
@@ -114,8 +114,8 @@ def digest(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def make_world(name, folder, sites=GROUPS["2 or 3 clients a site"], **settings):
-    return World(name, folder, dict(sites), settings, small.make_federation())
+def make_world(name, folder, sites=GROUPS["2 or 3 clients a site"], data=None, **settings):
+    return World(name, folder, dict(sites), settings, small.make_federation() if data is None else data)
 
 
 def parse(path):
