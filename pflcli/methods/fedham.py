@@ -158,7 +158,7 @@ def setup(run: Run) -> State:
         "theta": run.table({name: value.to(run.federation.y.device) for name, value in theta.items()}),
         "sketches": torch.zeros(m, cfg.sketch, dtype=torch.float64),
         "shares": torch.full((m,), _SHARES[0], dtype=torch.float64),
-        "warmup": {"best": torch.tensor(math.inf), "stale": torch.tensor(0)},
+        "warmup": {"best": torch.tensor(math.inf, dtype=torch.float64), "stale": torch.tensor(0)},
         "attention": {"first": torch.zeros(0, m, m), "second": torch.zeros(0, m, 3)},
         "history": {"hybrid": torch.zeros(0)},
         **({"hybrids": run.table(run.initial_model())} if "hybrids" in cfg.candidates else {}),

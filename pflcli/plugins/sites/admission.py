@@ -60,8 +60,12 @@ class _Recorded(Place):
     def __init__(self) -> None:
         super().__init__()
         self.phase = _Phase()
+        self.is_over = False
+        """whether the rounds are over; before, personal models are measured, which is no phase"""
 
     def _begin(self, run: Run) -> _Phase:
+        if run.sealed and not self.is_over:
+            return _Phase()
         if self.phase.notes is not run.notes:
             self.phase = _Phase(run.notes)
         return self.phase
@@ -288,7 +292,7 @@ class _Places:
 
     def personalize(self) -> None:
         """Predict at the sites; raises BrokenLawError if predictions are others than those of the simulation."""
-        self.recorded.phase = _Phase()
+        self.recorded.phase, self.recorded.is_over = _Phase(), True
         expected = small.predict(self.name, self.run, self.state)
         entries, data = final_entries(self.code, self.state), self.run.federation
         for group, run in self.sites.items():

@@ -56,7 +56,7 @@ from pflcli.plugins.sites.messages import (
     Question,
     SentByClient,
 )
-from pflcli.plugins.sites.places import Arrived, AtServer, AtSite, Pending, Reply, Sent, stack_one
+from pflcli.plugins.sites.places import Arrived, AtServer, AtSite, Pending, Reply, Sent, unpack
 from pflcli.workflow.training import checkpoint, state_files
 
 _PIECE_BYTES = 1 << 20
@@ -295,7 +295,9 @@ class Server:
             message.require_one_of(self._patterns, partial(_layout_of_answer, message.head))
             for channel in message.head.channels:
                 for sent in channel.sent:
-                    if not parameters.finite(stack_one(message.tensors(f"{channel.number}/{sent.client}/"))).all():
+                    upload = message.tensors(f"{channel.number}/{sent.client}/")
+                    start = self._place.starts.get(channel.number)
+                    if start is not None and not messages.are_finite(unpack(self.run.uploads, upload, start)):
                         raise InputError(f"{path} has a number that is not finite, or too large")
         return message
 
@@ -535,11 +537,11 @@ class Site:
         self._place.asked = np.asarray(question.clients, dtype=np.int64)
         is_over = self._play(question.round, arrived)
         answer, tensors = self._answer(question, digest, is_over=is_over)
-        if messages.find_misfit(patterns, partial(_layout_of_answer, answer), parameters.outline(tensors)):
+        if misfit := messages.find_misfit(patterns, partial(_layout_of_answer, answer), parameters.outline(tensors)):
             shutil.rmtree(self.folder / _PHASE, ignore_errors=True)
             raise ComputationError(
                 f"{self.terms.method}, round {question.round}: the method would send other tensors than those that pfl"
-                " site check has shown; no answer was written"
+                f" site check has shown ({misfit}); no answer was written"
             )
         pieces = messages.pieces(answer, tensors)
         if not is_over:

@@ -224,8 +224,7 @@ class Message:
                         raise InputError(f"{self.path} is truncated")
                     found[name.removeprefix(prefix)] = value
                 place += size
-        stacked = {name: value.unsqueeze(0) for name, value in found.items()}
-        if stacked and not parameters.finite(stacked).all():
+        if not are_finite(found):
             raise InputError(f"{self.path} has a number that is not finite, or too large")
         return found
 
@@ -255,6 +254,12 @@ def compare(expected: Layout, found: Layout) -> str:
             return f"tensor '{name}' is {_describe(*found[name])}, not {_describe(*form)}"
     strange = [name for name in found if name not in expected]
     return f"has a tensor {strange[0][:80]!r}, which does not belong to this message" if strange else ""
+
+
+def are_finite(params: Params) -> bool:
+    """Return whether all numbers of a model are finite, and none is so large that products with it are not."""
+    stacked = {name: value.unsqueeze(0) for name, value in params.items() if value.is_floating_point()}
+    return not stacked or bool(parameters.finite(stacked).all())
 
 
 def hash_file(path: Path) -> str:

@@ -123,13 +123,15 @@ class AtServer(_Playing):
     """whether uploads have arrived as a step packs them"""
     awaited: int | None = None
     """the channel that this play lacks"""
+    starts: dict[int, Params] = field(default_factory=dict)
+    """the model from which clients trained what they send over a channel with a mean"""
     _is_noted: bool = False
 
     def begin(self, run: Run) -> bool:
         """Forget what was exchanged if this is a new play of a phase; returns whether it is."""
         is_new = super().begin(run)
         if is_new:
-            self._is_noted, self.awaited = False, None
+            self._is_noted, self.awaited, self.starts = False, None, {}
         return is_new
 
     def cohort(self, run: Run, t: int) -> NDArray[np.int64]:
@@ -172,7 +174,7 @@ class AtServer(_Playing):
     def _collect(self, run: Run, channel: Channel, number: int) -> Iterator[TrainedClients]:
         senders = self.asked if channel.senders is None else np.asarray(channel.senders.tolist(), dtype=np.int64)
         like, size = {**channel.like, **channel.also}, channel.size(run)
-        found = self.read(run, number, senders, like)
+        found = [] if self.rehearses and channel.is_record else self.read(run, number, senders, like)
         silent = set(senders.tolist()) - {client for client, _ in found}
         if silent and not channel.is_record:
             raise Diverged(silent, ("reply", run.attendance.t))
@@ -234,9 +236,9 @@ class _MeanOfReplies(Average):
     def __init__(self, run: Run, downloaded: Params, place: AtServer) -> None:
         super().__init__(run, downloaded)
         self._place = place
-        self._number = place.new_channel(
-            run, Form(parameters.outline(pack(run.uploads, downloaded, downloaded)), is_update=True)
-        )
+        packed = parameters.outline(pack(run.uploads, downloaded, downloaded))
+        self._number = place.new_channel(run, Form(packed, is_update=True))
+        place.starts[self._number] = downloaded
 
     @property
     def is_defined(self) -> bool:
