@@ -553,7 +553,7 @@ class Run:
     @property
     def representation_size(self) -> int:
         """Return the number of values in the representation of a sample."""
-        return self.engine.infer(self.init, np.arange(1), features=True)[1].shape[1]
+        return self.engine.infer(self.init, np.arange(min(len(self.federation.y), 1)), features=True)[1].shape[1]
 
     def table(self, default: Params) -> ModelTable:
         """Return a table with a model per client, each a copy of ``default`` until it is written."""

@@ -31,7 +31,7 @@ def count_correct(run: Run, clients: NDArray[np.int64], models: Stacked) -> Stac
     sizes = run.federation.sizes("validation")[clients]
     owner, scores = np.repeat(np.arange(len(clients)), sizes), run.is_correct(clients, models, "validation")
     sums = np.bincount(owner, weights=scores, minlength=len(clients))
-    return {"correct": torch.from_numpy(np.stack([sums, sizes], axis=1))}
+    return {"correct": torch.from_numpy(np.stack([sums, sizes], axis=1)).double()}
 
 
 def share_of_correct(parts: Iterable[TrainedClients]) -> float:
