@@ -553,7 +553,8 @@ class Run:
     @property
     def representation_size(self) -> int:
         """Return the number of values in the representation of a sample."""
-        return self.engine.infer(self.init, np.arange(min(len(self.federation.y), 1)), features=True)[1].shape[1]
+        rows = np.arange(min(1, len(self.federation.y)))  # none at the server of a deployment
+        return self.engine.infer(self.init, rows, features=True)[1].shape[1]
 
     def table(self, default: Params) -> ModelTable:
         """Return a table with a model per client, each a copy of ``default`` until it is written."""
@@ -738,9 +739,11 @@ class Run:
         params = models
         if not is_stacked(params, self.init):
             shared = ClientModel((params,))
-            return Predictor(
-                lambda split: {"p": self._shared_model(params, clients, split)}, splits, model_of=lambda client: shared
-            )
+
+            def answer(split: str) -> dict[str, NDArray[np.float32]]:
+                return {"p": self.task.predict(self.engine.infer(params, self.federation.rows_of(clients, split))[0])}
+
+            return Predictor(answer, splits, model_of=lambda client: shared)
 
         def model_of(client: int) -> ClientModel:
             return ClientModel((parameters.pick(params, int(np.flatnonzero(clients == client)[0])),))
@@ -757,9 +760,6 @@ class Run:
             if self.keeps_models:
                 models |= {int(c): ClientModel((parameters.pick(part.params, i),)) for i, c in enumerate(part.clients)}
         return Predictor(lambda split: {"p": np.concatenate(pieces[split])}, splits, model_of=models.get)
-
-    def _shared_model(self, params: Params, clients: NDArray[np.int64], split: str) -> NDArray[np.float32]:
-        return self.task.predict(self.engine.infer(params, self.federation.rows_of(clients, split))[0])
 
     def loss_per_group(self, params: Params, rows: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
         """Return the mean loss (s,) of one model on each of s sets of rows, in one pass; nan without rows."""
