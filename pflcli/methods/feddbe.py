@@ -32,6 +32,7 @@ from pflcli.method import Params, Predictor, Run, Stacked, StackedBatch, Trained
 KIND = "server"
 NEEDS = ()
 PERSONAL_MODELS = "memories"
+KEEPS = ("consensus",)
 SENDS_MORE = "mean representations before the rounds"
 PAPER = "FedDBE"
 YEAR = 2023
