@@ -27,7 +27,7 @@ from pflcli.core.settings import Settings
 from pflcli.core.simulation import loop
 from pflcli.core.simulation.create_run import create_run
 from pflcli.core.wording import listed
-from pflcli.plugins.sites.endpoints import final_entries, replace_entries, server_entries
+from pflcli.plugins.sites.endpoints import final_entries, kept_in_rows, replace_entries, server_entries
 from pflcli.plugins.sites.messages import Layout
 from pflcli.plugins.sites.places import Arrived, AtServer, AtSite, Pending, Reply, Sent, split_packages
 from pflcli.workflow import admission
@@ -179,6 +179,8 @@ class _Places:
         """Play round ``t``, or the setup before the first, in all places; raises BrokenLawError if one differs."""
         self.recorded.phase = _Phase()
         self.state = self._advance(self.run, self.state, t)
+        if t < 0:
+            self._in_rows = kept_in_rows(self.code, self.state, len(self.run.clients))
         phase, when = self.recorded.phase, "the setup" if t < 0 else f"round {t + 1}"
         for group, run in self.sites.items():
             asked = run.clients[np.isin(run.clients, group) & (np.isin(run.clients, phase.asked) | (t < 0))]
@@ -279,8 +281,8 @@ class _Places:
         """Require that what is kept of each client is right at its site or, in a table, at the server."""
         for group in self.sites:
             own = np.intersect1d(clients, group)
-            here, there = (_rows_of(self.code, each, own) for each in (self.state, self.states[group]))
-            server = _rows_of(self.code, self.at_its_server, own)
+            here, there = (_rows_of(self.code, each, own, self._in_rows) for each in (self.state, self.states[group]))
+            server = _rows_of(self.code, self.at_its_server, own, self._in_rows)
             for key, rows in here.items():
                 places = [there, server] if key.startswith("table ") else [there]
                 same = any(small.are_equal(rows, each.get(key)) for each in places)
@@ -299,6 +301,9 @@ class _Places:
             place, own = run.inputs.place, np.asarray(group)
             assert isinstance(place, AtSite)
             self._bring(place, own)
+            known = final_entries(self.code, self.states[group])
+            if parameters.outline(known) != parameters.outline(entries):
+                raise NotApplicable("the server's part of the state gets another form in the rounds")
             state = replace_entries(poison(self.code, self.states[group]), entries)
             try:
                 seen = small.predict(self.name, run, state, own)
@@ -404,16 +409,18 @@ def _poison(value: Any) -> Any:
     return torch.zeros_like(value) - 1 if value.dtype != torch.bool else torch.ones_like(value)
 
 
-def _rows_of(code: Method, state: State, clients: NDArray[np.int64], prefix: str = "") -> dict[str, Any]:
+def _rows_of(
+    code: Method, state: State, clients: NDArray[np.int64], in_rows: set[str], prefix: str = ""
+) -> dict[str, Any]:
     """Return what is kept of clients (n,) in tables and in ``KEEPS``, by its kind and path."""
     found = dict[str, Any]()
     for key, value in state.items():
         if isinstance(value, ModelTable):
             found[f"table {prefix}{key}"] = value[clients]
-        elif key in code.KEEPS:
+        elif key in code.KEEPS and key in in_rows:
             found[f"keeps {prefix}{key}"] = value[torch.from_numpy(clients)]
-        elif isinstance(value, Mapping):
-            found |= _rows_of(code, dict(value), clients, f"{prefix}{key}/")
+        elif isinstance(value, Mapping) and key not in code.KEEPS:
+            found |= _rows_of(code, dict(value), clients, in_rows, f"{prefix}{key}/")
     return found
 
 

@@ -66,6 +66,8 @@ _STATE, _ANSWER, _ROUNDS, _ATTENDANCE = "state.safetensors", "answer.msg", "roun
 """The files in the folder of a round."""
 _PHASE, _ATTEMPT = "phase", "attempt.json"
 """The folder with the messages of a phase that is not over, at a site, and the file of its attempt, at the server."""
+_ENTRY = "state/"
+"""The beginning of the names of tensors with the server's part of the state."""
 
 
 @dataclass(frozen=True)
@@ -220,23 +222,34 @@ class Server:
     def _advance(self) -> Row | None:
         """Play the phase as far as possible, then ask or close it; returns the row of a round that is closed."""
         while True:
-            row = None
             try:
-                row, waits = self._play(), False
+                row = self._play()
             except Pending:
-                waits = True
-            hashes = [_hash_packages(packages) for _, packages in self._place.deliveries]
-            asked = self._place.asked.tolist()
-            self._asked = np.union1d(self._asked, self._place.asked)
-            pairs = zip(self._delivered, hashes, strict=False)
-            if any(before.get(client) != now.get(client) for before, now in pairs for client in asked):
-                self._repeat_phase()
-                continue
-            if waits or len(hashes) > len(self._delivered):
+                hashes = self._hash_deliveries()
+                if self._is_stale(hashes):
+                    self._repeat_phase()
+                    continue
                 self._open = self._questions(hashes)
                 return None
             self._commit(row)
             return row
+
+    def _hash_deliveries(self) -> list[dict[int, str]]:
+        """Return the hash of what each client receives in the last play, by delivery."""
+        self._asked = np.union1d(self._asked, self._place.asked)
+        return [_hash_packages(packages) for _, packages in self._place.deliveries]
+
+    def _is_stale(self, hashes: list[dict[int, str]]) -> bool:
+        """Return whether a client that is asked has received something else in this attempt."""
+        pairs = [*zip(self._delivered, hashes, strict=False)]
+        return any(before.get(c) != now.get(c) for before, now in pairs for c in self._place.asked.tolist())
+
+    def _require_delivered(self) -> None:
+        """Raise Pending, which undoes the play, unless clients have received all that it has delivered."""
+        hashes = self._hash_deliveries()
+        if len(hashes) > len(self._delivered) or self._is_stale(hashes):
+            self._place.awaited = None
+            raise Pending
 
     def _questions(self, hashes: list[dict[int, str]]) -> dict[str, Question]:
         asked, first = set(self._place.asked.tolist()), len(self._delivered)
@@ -263,13 +276,17 @@ class Server:
         return questions
 
     def tensors(self, question: Question) -> Params:
-        """Return the tensors of a question of ``ask``."""
-        return {
+        """Return the tensors of a question of ``ask``: what is delivered, and before clients personalize the state."""
+        delivered = {
             f"{number}/{holder}/{name}": value
             for number, holders in enumerate(question.deliveries, question.first)
             for holder in dict(holders).values()
             for name, value in self._place.deliveries[number][1][holder].items()
         }
+        if question.round <= self._rounds or question.exchange:
+            return delivered
+        entries = final_entries(self._method, self.progress.state)
+        return {**delivered, **{f"{_ENTRY}{name}": value for name, value in entries.items()}}
 
     def _last_round(self, site: str) -> int:
         """Return the last phase in which a site answered; 0 if there is none, or the setup."""
@@ -404,16 +421,20 @@ class Server:
         try:
             if number == 0:
                 run.tables = 0
-                self.progress = loop.set_up(run, self.terms.method, self._method)
+                progress = loop.set_up(run, self.terms.method, self._method)
+                self._require_delivered()
+                self.progress = progress
             elif number <= self._rounds:
                 with self.progress.round(run):
                     state = self.progress.state
                     self.progress.state, row = loop.play_round(run, self.terms.method, self._method, state, number - 1)
+                    self._require_delivered()
                     self.progress.rows.append(row)
             else:
                 self._place.asked = np.setdiff1d(run.clients, [*self._place.gone])
                 with run.personalizing():
                     self._method.personalize(run, self.progress.state, NOBODY)
+                self._require_delivered()
         except Pending:
             run.traffic = before
             raise
@@ -486,6 +507,8 @@ class Site:
         self._clients = np.asarray(terms.sites[site], dtype=np.int64)
         self._rounds = run.settings.rounds if method.has_rounds else 0
         self.state: State = {}
+        self._in_rows: set[str] = set()
+        """what clients keep in a row each"""
         self._return_to(_find_last_round(folder))
 
     def _return_to(self, last: Path | None) -> None:
@@ -502,6 +525,7 @@ class Site:
             self.state = loop.set_up(self.run, self.terms.method, self._method).state
         except Pending:
             return False
+        self._in_rows = kept_in_rows(self._method, self.state, len(self.run.clients))
         return True
 
     @property
@@ -531,9 +555,13 @@ class Site:
             )
         if not {pair for holders in question.deliveries for pair in holders} <= {(c, h) for c in own for h in own}:
             raise InputError(f"{path} delivers to clients that it does not ask")
-        message.require_one_of(patterns, partial(_layout_of_question, question))
-        arrived = self._store_question(message, digest)
         self._continue_after(question, path)
+        known = {}
+        if question.round > self._rounds and not question.exchange:
+            entries = parameters.outline(final_entries(self._method, self.state))
+            known = {f"{_ENTRY}{name}": form for name, form in entries.items()}
+        message.require_one_of(patterns, lambda pattern: {**_layout_of_question(question, pattern), **known})
+        arrived = self._store_question(message, digest)
         self._place.asked = np.asarray(question.clients, dtype=np.int64)
         is_over = self._play(question.round, arrived)
         answer, tensors = self._answer(question, digest, is_over=is_over)
@@ -641,8 +669,11 @@ class Site:
                 if number <= self._rounds:
                     self.state, _ = loop.play_round(self.run, name, self._method, self.state, number - 1)
                 else:
+                    first = self.folder / _PHASE / "question-0.msg"
+                    message = messages.read(first, Question, self.terms.federation, self.site)
+                    state = replace_entries(self.state, message.tensors(_ENTRY))
                     with self.run.personalizing():
-                        self._method.personalize(self.run, self.state, self._place.asked)
+                        self._method.personalize(self.run, state, self._place.asked)
                 is_over = True
             except Pending:
                 is_over = False
@@ -704,9 +735,10 @@ class Site:
         for key, table in tables(self.state).items():
             written = np.setdiff1d(self._clients, table.unwritten(self._clients))
             kept[f"table {key}"] = {**table[written], ":clients": torch.from_numpy(written)}
-        return kept | {
-            f"keeps {key}": self.state[key][self._clients] for key in self._method.KEEPS if key in self.state
-        }
+        for key in self._method.KEEPS:
+            if key in self.state:
+                kept[f"keeps {key}"] = self.state[key][self._clients] if key in self._in_rows else self.state[key]
+        return kept
 
     def _restore(self, path: Path) -> None:
         """Read what ``_kept`` returned into the state; raises InputError if the file is damaged."""
@@ -719,8 +751,11 @@ class Site:
                 rows = parameters.unprefixed(flat, f"table {key}/")
                 table[rows.pop(":clients").numpy()] = {name: rows[name] for name in table.default}
             for key in self._method.KEEPS:
-                if key in self.state:
+                if key in self._in_rows:
                     self.state[key][self._clients] = flat[f"keeps {key}"]
+                elif key in self.state:
+                    whole = f"keeps {key}"
+                    self.state[key] = flat[whole] if whole in flat else parameters.unprefixed(flat, f"{whole}/")
 
     def finish(self, path: Path) -> State:
         """Return the state after all rounds, with the server's entries in the last message."""
@@ -751,6 +786,12 @@ def inputs_at_site(settings: Settings, sizes: NDArray[np.int64]) -> RunInputs:
 def server_entries(method: Method, state: State) -> Params:
     """Return the server's part of a state by path: without tables, and without what clients keep."""
     return _list_entries({key: value for key, value in state.items() if key not in method.KEEPS})
+
+
+def kept_in_rows(method: Method, state: State, clients: int) -> set[str]:
+    """Return the ``KEEPS`` of a method that have a row for each of ``clients`` in its state after the setup."""
+    shapes = {key: tuple(getattr(state.get(key), "shape", ())) for key in method.KEEPS}
+    return {key for key, shape in shapes.items() if shape[:1] == (clients,)}
 
 
 def final_entries(method: Method, state: State) -> Params:

@@ -321,14 +321,13 @@ class AtSite(_Playing):
         self.received += 1
         here = [client for client in clients.tolist() if client in arrived.holders]
         packages = {holder: arrived.read(holder, layout) for holder in dict.fromkeys(arrived.holders[c] for c in here)}
-        groups = [[c for c in here if arrived.holders[c] == holder] for holder in packages]
-        if delivery.counted:
-            for group, package in zip(groups, packages.values(), strict=True):
-                run.send("down", package, copies=len(group))
+        received = [packages[arrived.holders[client]] for client in here]
+        for package in received if delivery.counted else ():
+            run.send("down", package)
         if delivery.rows:
-            rows = [packages[arrived.holders[client]] for client in here]
-            return iter([(np.asarray(here), parameters.stack(rows))] if here else [])
-        return iter([(np.asarray(group), package) for group, package in zip(groups, packages.values(), strict=True)])
+            return iter([(np.asarray(here), parameters.stack(received))] if here else [])
+        # One after the other, as several that share a product would have other last bits.
+        return iter([(np.asarray([client]), package) for client, package in zip(here, received, strict=True)])
 
     def collect(self, run: Run, parts: Iterable[TrainedClients], channel: Channel) -> Iterator[TrainedClients]:
         """Note what clients that are here send, all at once, and yield it as the server receives it."""
