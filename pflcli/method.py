@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from pflcli.core.federation.aggregators import Uploads as Uploads
     from pflcli.core.federation.attendance import Diverged as Diverged
     from pflcli.core.federation.predictor import ClientModel as ClientModel
+    from pflcli.core.federation.run import Package as Package
+    from pflcli.core.federation.run import Packages as Packages
     from pflcli.core.federation.run import Predictor as Predictor
     from pflcli.core.federation.run import Run as Run
     from pflcli.core.knn import voting as voting

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Four hospitals train Ditto without a patient leaving any of them: a server and four sites in five processes, which
-# exchange message files in a folder. The result is compared with the simulation: the difference is 0.
+# exchange message files in a folder. The result is compared with the simulation --apart: the difference is 0.
 #
 #   bash examples/deploy/four_hospitals.sh [DIR]     artifacts go to DIR (default runs/four-hospitals), which must be new
 set -euo pipefail
@@ -24,7 +24,7 @@ done
 # The coordinator simulates the method and makes a federation of it.
 pfl import "$runs"/tables/*.csv --label 'num>0' --leave-out slope,ca,thal --missing median --standardize -o "$runs/data" -q > /dev/null
 pfl partition "$runs/data" -o "$runs/partition" -q > /dev/null
-pfl personalize ditto "$runs/partition" --model mlp --rounds 5 --participation 0.75 --threads 1 -o "$runs/simulation" -q > /dev/null
+pfl personalize ditto "$runs/partition" --model mlp --rounds 5 --participation 0.75 --apart -o "$runs/simulation" -q > /dev/null
 pfl federation create "$runs/simulation" -o "$runs/fed" -q > /dev/null
 
 # Each hospital looks at what will leave it, and answers messages.

@@ -38,7 +38,7 @@ def fit_table(
 class _Column:
     def __init__(self, place: int, name: str, cells: Sequence[str]) -> None:
         self.name, self.cells = name, cells
-        self.is_number = bool(cells) and place > 0 and all(_is_number(cell) for cell in cells)
+        self.is_number = bool(cells) and place > 0 and all(cell[:1].isdigit() or cell[:1] in "+-" for cell in cells)
         self.is_text = place > 0 and not self.is_number
         widest = max(map(_length, cells), default=0)
         # The heading of a column of numbers wraps between words; that of a column of texts wraps like the texts.
@@ -85,7 +85,3 @@ def _length(text: str) -> int:
     from rich.cells import cell_len
 
     return cell_len(text)
-
-
-def _is_number(cell: str) -> bool:
-    return cell == "-" or cell[:1].isdigit() or cell[:1] in "+-"

@@ -97,8 +97,7 @@ def _embed(
     rows = run.federation.rows_of(run.clients, split)
 
     def pieces() -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-        for first in range(0, len(rows), SAMPLES_PER_PIECE):
-            piece = rows[first : first + SAMPLES_PER_PIECE]
+        for piece in run.engine.divide(rows, SAMPLES_PER_PIECE) if len(rows) else ():
             logits, z = run.engine.infer(weights, piece, features=layer is None)
             if layer is not None:
                 z = represent_by_layer(run, piece, layer)

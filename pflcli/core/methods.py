@@ -71,8 +71,11 @@ class Method(Protocol):
     ``cluster`` the cluster of each client (m,), -1 for none"""
 
     KEEPS: tuple[str, ...] = ()
-    """keys of the state whose values (m, ...) clients keep, a row each, and do not send; so they do with their tables.
-    Everything else is the server's, and clients read of it only what ``run.download`` returns"""
+    """keys of the state whose values clients keep, such as a row each (m, ...); so they do with their tables.
+    Everything else is the server's, and clients read of it only what ``run.deliver`` or ``run.download`` yields"""
+
+    SERVES: tuple[str, ...] = ()
+    """keys of the state whose tables are the server's, though they have a row for each client"""
 
     PAIRS_KEPT: float = 0
     """bytes of the state per pair of clients, if memory grows with the square of the number of clients"""

@@ -16,9 +16,9 @@ TRAINING = "training."
 """Prefix that distinguishes a training setting from an option of the method with the same name."""
 
 
-ADDED: frozenset[str] = frozenset()
-"""Settings that a release after 0.1.0 added. Requests record them only if they differ from their defaults, so that
-artifacts made before stay up to date. All other settings are always recorded."""
+ADDED: frozenset[str] = frozenset({"apart"})
+"""Settings that requests record only if they differ from their defaults, so that artifacts made before these settings
+were added stay up to date. All other settings are always recorded."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,8 @@ class Settings:
     """also predict test samples after each of the last N rounds and report the mean accuracy; this chooses nothing"""
     answer_train: bool = False
     """also predict training samples, to report accuracy on them beside that on test samples"""
+    apart: bool = False
+    """compute one client after the other, so that a simulation has the bytes of real sites; slower"""
 
     @property
     def dp(self) -> bool:

@@ -196,7 +196,7 @@ _FACADE = "pflcli.method"
 """What methods import from: a module without code of its own, which offers names that other modules define."""
 
 
-_UNHASHED_CONSTANTS = ("GRID", "KEEPS", "RECORDS", "SENDS_MORE", "TASKS")
+_UNHASHED_CONSTANTS = ("GRID", "KEEPS", "RECORDS", "SENDS_MORE", "SERVES", "TASKS")
 
 
 class _Stripper(ast.NodeTransformer):

@@ -421,14 +421,10 @@ def _add_costs(metrics: _Row, items: Sequence[Scored]) -> None:
         # Rounds have no processor seconds of their own: later ones are taken to have their share of the seconds.
         parts = zip(busy, needed, spent, strict=True)
         metrics.add("processor_seconds", runs, [all_ * (part / whole if whole else 1) for all_, part, whole in parts])
-    if any(_ends_by_itself(fact.request.get("settings", {})) for fact in facts):
+    chosen = [fact.request.get("settings", {}) for fact in facts]
+    if any(each.get("report") == "best" or each.get("patience") for each in chosen):  # each run has a round of its own
         rounds = [_find_reported(item.artifact) for item in items]
         metrics.add("reported_round", len(items), rounds)
-
-
-def _ends_by_itself(settings: Mapping[str, Any]) -> bool:
-    """Return whether the reported round follows from validation scores, so that each run has its own."""
-    return settings.get("report") == "best" or bool(settings.get("patience"))
 
 
 def _find_reported(artifact: Artifact) -> float:

@@ -37,6 +37,7 @@ SENDS_MORE = "models, of which the server takes a mean per cluster"
 PAPER = "Clustered FL"
 YEAR = 2020
 TASKS = ("any",)
+SERVES = ("update",)
 RECORDS = ("cluster",)
 
 State = dict[str, Any]
@@ -75,19 +76,22 @@ def setup(run: Run) -> State:
 
 def train_round(run: Run, state: State, t: int) -> State:
     """Train a cohort from their clusters' models, average within clusters, then split those that disagree."""
-    cohort, models, update = run.cohort(t), state["models"], state["update"]
-    cluster = state["cluster"].cpu().numpy().copy()
-    count = len(next(iter(models.values())))
-    new = cohort[cluster[cohort] < 0]
+    here, models, update = run.cohort(t), state["models"], state["update"]
+    cluster, cohort = state["cluster"].cpu().numpy(), run.everyone(here)
+    count, new = len(next(iter(models.values()))), cohort[cluster[cohort] < 0]
     run.send("down", run.init, copies=len(cohort) + (count - 1) * len(new))
-    cluster[new] = clusters.find_best(run, models, new, cluster)
 
     def store_updates(part: TrainedClients, initial: Stacked) -> None:
         update[part.clients] = {name: part.params[name] - initial[name] for name in update.default}
 
-    models = clusters.train_and_average(run, models, cohort, cluster[cohort], t, on_upload=store_updates)
-    largest = float(state["largest"])
-    for c in range(count):
+    models, cluster = clusters.train_and_average(run, models, here, cluster, t, on_upload=store_updates)
+    return run.serve(lambda: _split_clusters(run, {**state, "models": models}, cluster, t), state)
+
+
+def _split_clusters(run: Run, state: State, cluster: NDArray[np.int64], t: int) -> State:
+    """Return the state after clusters whose clients disagree are split; ``cluster`` (m,) are those of the round."""
+    models, update, largest = state["models"], state["update"], float(state["largest"])
+    for c in range(len(next(iter(models.values())))):
         members = np.flatnonzero(cluster == c)
         leaving, norm = _split(run, members, update, largest, t)
         largest = max(largest, norm)
@@ -115,7 +119,7 @@ def _split(
     ``update`` has the members' last updates, ``largest`` is that norm at its largest so far.
     """
     cfg, no_client = run.cfg, np.zeros(len(members), dtype=bool)
-    share = run.federation.sizes("train")[members] / max(run.federation.sizes("train")[members].sum(), 1)
+    share = run.declared[members] / max(run.declared[members].sum(), 1)
     names, room = run.engine.parameters, run.engine.clients_that_fit(parameters.size(run.init))
     mean, norms = similarity.norms(update, members, names, room, share)
     longest = float(norms.max(initial=0))

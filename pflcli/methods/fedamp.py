@@ -23,6 +23,7 @@ the client has learned. Validation accuracy after 60 rounds with 60 writers is 8
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -30,7 +31,7 @@ import numpy as np
 from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 
-from pflcli.method import Predictor, Run, model_algebra, parameters, similarity
+from pflcli.method import ModelTable, Packages, Predictor, Run, TrainedClients, model_algebra, parameters, similarity
 
 KIND = "server"
 NEEDS = ()
@@ -78,7 +79,24 @@ def setup(run: Run) -> State:
 
 def train_round(run: Run, state: State, t: int) -> State:
     """Send each of a cohort its mean of all models, and let it train its own near that."""
-    cohort, own = run.cohort(t), state["model"]
+    here, own = run.cohort(t), state["model"]
+    for part in run.collect(_train(run, own, here, t), run.init):
+        own[part.clients] = part.params
+    return state
+
+
+def _train(run: Run, own: ModelTable, here: NDArray[np.int64], t: int) -> Iterator[TrainedClients]:
+    """Train the clients that are here near the means that they receive."""
+    pull = run.cfg.lam / (run.cfg.alpha or 1.0)
+    for ids, means in run.deliver(lambda: _means(run, own, here), here, run.init, rows=True, counted=False):
+        initial = own if run.cfg.start == "own" else means
+        yield from run.local_sgd(ids, initial, t=t, prox=(means, pull))
+
+
+def _means(run: Run, own: ModelTable, here: NDArray[np.int64]) -> Packages:
+    """Yield the clients of a cohort with their means of all models."""
+    cohort = run.everyone(here)
+    run.send("down", run.init, copies=len(cohort))
     ids = np.union1d(own.written, cohort)
     room = run.engine.clients_that_fit(parameters.size(run.init))
     # Distances are the same from any origin, and differences of smaller numbers.
@@ -88,17 +106,10 @@ def train_round(run: Run, state: State, t: int) -> State:
     xi = weights(run.cfg, products, np.isin(ids, own.written))
     table = np.zeros((len(cohort), len(run.clients)))
     table[:, ids] = xi[np.searchsorted(ids, cohort)]
-    run.send("down", run.init, copies=len(cohort))
-    pull = run.cfg.lam / (run.cfg.alpha or 1.0)
     snapshot = own.snapshot()  # all means are those of the models before the round
     for rows, means in model_algebra.weighted_means(snapshot, table, room):
-        ids = cohort[rows]
-        initial = own if run.cfg.start == "own" else means
-        for part in run.local_sgd(ids, initial, t=t, prox=(means, pull)):
-            own[part.clients] = part.params
+        yield cohort[rows], means
     snapshot.release()
-    run.send("up", run.init, copies=len(cohort))
-    return state
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

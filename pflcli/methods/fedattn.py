@@ -25,7 +25,7 @@ good.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from pflcli.method import Diverged, Mean, Params, Predictor, Run, Stacked, TrainedClients, parameters
+from pflcli.method import Diverged, Mean, Package, Packages, Params, Predictor, Run, Stacked, TrainedClients, parameters
 from pflcli.methods.parts import bias_attention, records
 from pflcli.methods.parts.bias_attention import BiasAttention, BiasLayout, Neighbourhood, find_nearest_others
 from pflcli.methods.parts.server_optimizer import adam_moments, adam_step
@@ -44,6 +44,7 @@ from pflcli.methods.parts.server_optimizer import adam_moments, adam_step
 KIND = "server"
 NEEDS = ()
 PERSONAL_MODELS = "z"
+SERVES = ("z", "biases")
 SENDS_MORE = "biases and representations"
 PAPER = "FedAttn"
 YEAR = 2022
@@ -51,8 +52,11 @@ TASKS = ("any",)
 RECORDS = ("history",)
 GRID = {"server_lr": (0.003, 0.01, 0.03)}
 
+_ANCHOR = "anchor:"
+"""The beginning of the names of what biases are pulled to, beside the biases."""
+
 State = dict[str, Any]
-FindNeighbours = Callable[[Run, State, NDArray[np.int64]], Neighbourhood]
+FindNeighbours = Callable[[Run, State, NDArray[np.int64], Stacked], Neighbourhood]
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,11 @@ class Config:
     """pull biases to the mean of the neighbours' biases with this weight in local training"""
     warmup: Annotated[int, Ge(0)] = 0
     """run this many rounds of FedAvg before biases become personal"""
+
+    @property
+    def mu(self) -> float:
+        """Return the weight of both pulls."""
+        return self.mu_g + self.mu_n
 
     def build_attention(self, layout: BiasLayout) -> BiasAttention:
         """Return the attention over the biases of a ``layout``: W_V is the identity if guarded, else a full matrix."""
@@ -100,59 +109,127 @@ def train_round(run: Run, state: State, t: int, find: FindNeighbours | None = No
 
     ``find`` returns the neighbours of clients, by default the nearest ones.
     """
-    cfg, cohort, start = run.cfg, run.cohort(t), state["global"]
-    if t < cfg.warmup:
-        start = run.download(start, cohort)
-        return {**state, "global": run.average(run.local_sgd(cohort, start, t=t), start)}
+    here, start = run.cohort(t), state["global"]
+    if t < run.cfg.warmup:
+        start = run.download(start, here)
+        return {**state, "global": run.average(run.local_sgd(here, start, t=t), start)}
     state = {**state, **parameters.on_cpu({name: state[name] for name in ("attention", "adam", "history")})}
-    attention, layout = _attention(run), _attention(run).layout
-    global_biases, neighbours = layout.flatten(start), (find or find_neighbours)(run, state, cohort)
+    weights, biases = _attention(run).layout.divide(start)
+    weights = run.download(weights, here)
+    new = run.serve(lambda: state["z"].unwritten(run.everyone(here)), here[:0])
+    own = _recall(run, state, here, new, weights)
+    plan = run.serve(lambda: _plan(run, state, run.everyone(here), own, find or find_neighbours))
+    like = _pack(biases, biases if run.cfg.mu else {})
+    sent = list(run.deliver(lambda: [(plan.cohort, plan.packages)], here, like, rows=True))
+    correct = run.collect(_measure(run, sent, weights), records.CORRECT, is_record=True)
+    uploads = run.collect(_train(run, sent, weights, t), {**start, **state["z"].default})
+    return run.serve(lambda: _learn(run, state, plan, correct, uploads), state)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What the server computes for a cohort (n,): their ``personal`` biases (n, d), by the attention ``theta``.
+
+    ``packages`` (n, ...) are these biases and, if there is a pull, its anchors, as clients receive them.
+    """
+
+    cohort: NDArray[np.int64]
+    theta: Params
+    personal: Tensor
+    packages: Stacked
+
+
+def _plan(run: Run, state: State, cohort: NDArray[np.int64], own: Stacked, find: FindNeighbours) -> _Plan:
+    """Attend to the neighbours of a cohort."""
+    cfg, attention, global_biases = run.cfg, _attention(run), _attention(run).layout.flatten(state["global"])
+    neighbours = find(run, state, cohort, own)
     theta = {name: value.clone().requires_grad_() for name, value in state["attention"].items()}
     personal = attention.attend(theta, neighbours, global_biases)  # (n, d)
-    models = {**parameters.repeat(start, len(cohort)), **layout.unflatten(personal)}
-    # Rounded as they are sent, so that a bias that training does not move has a gradient of zero: Adam would turn the
-    # rounding error into a step.
-    sent_biases = layout.flatten(models)
-    _count_bytes(run, state, cohort)
-    history = _extend_history(run, state, cohort, models)
+    anchor = {}
+    if cfg.mu:
+        neighbour_mean = neighbours.mean_values() + attention.origin(global_biases)
+        # Two pulls equal one, by their sum, to the point between.
+        anchor = attention.layout.unflatten((cfg.mu_g * global_biases + cfg.mu_n * neighbour_mean) / cfg.mu)
+    return _Plan(cohort, theta, personal, _pack(attention.layout.unflatten(personal), anchor))
 
+
+def _measure(run: Run, sent: Sequence[Package], weights: Params) -> Iterator[TrainedClients]:
+    """Let clients measure the personal models that they receive."""
+    for ids, package in sent:
+        yield TrainedClients.untrained(ids, records.count_correct(run, ids, _join(run, weights, package)))
+
+
+def _train(run: Run, sent: Sequence[Package], weights: Params, t: int) -> Iterator[TrainedClients]:
+    """Let clients train the personal models that they receive, and represent their samples by them."""
+
+    def represent(part: TrainedClients) -> Stacked:
+        return {"z": run.engine.represent(part.clients, part.params, "train")}
+
+    for ids, package in sent:
+        pull: dict[str, Any] = {}
+        if run.cfg.mu:
+            mu = torch.tensor(run.cfg.mu, device=run.federation.y.device)
+            anchor = parameters.unprefixed(package, _ANCHOR)
+            pull = {"objective": bias_attention.pulled_loss, "own": anchor, "shared": {"mu": mu}}
+        yield from run.local_sgd(ids, _join(run, weights, package), t=t, also_upload=represent, **pull)
+
+
+def _learn(
+    run: Run, state: State, plan: _Plan, correct: Iterable[TrainedClients], uploads: Iterable[TrainedClients]
+) -> State:
+    """Average the uploads, store biases and representations, and train the attention."""
+    attention, cohort = _attention(run), plan.cohort
+    # Rounded as they were sent, so that a bias that training does not move has a gradient of zero: Adam would turn the
+    # rounding error into a step.
+    sent_biases = attention.layout.flatten(plan.packages)
+    history = _extend_history(run, state, sent_biases, records.share_of_correct(correct))
     mean, received, weight = Mean(), sent_biases.clone(), torch.zeros(len(cohort), dtype=torch.float64)
-    representations = torch.zeros(neighbours.z.shape)
-    pull = _pull(run, neighbours, global_biases)
+    representations = state["z"][cohort]["z"].cpu()
     try:
-        for part in run.local_sgd(cohort, models, t=t, also_upload=lambda part: _represent(run, part), **pull):
+        for part in uploads:
             positions = np.searchsorted(cohort, part.clients)
-            mean.add({name: part.params[name] for name in start}, part.weights)
+            mean.add({name: part.params[name] for name in state["global"]}, part.weights)
             weight[positions] = torch.from_numpy(part.weights)
-            received[positions], representations[positions] = layout.flatten(part.params), part.params["z"].cpu()
+            received[positions] = attention.layout.flatten(part.params)
+            representations[positions] = part.params["z"].cpu()
     except Diverged as collapse:
-        if cfg.form != "faithful" or len(collapse.clients) < len(cohort):
+        if run.cfg.form != "faithful" or len(collapse.clients) < len(cohort):
             raise
+        run.send("up", {**state["global"], **state["z"].default}, copies=len(cohort))
         run.attendance.rejected = {*run.attendance.diverged, *collapse.clients}  # the run goes on, to show the collapse
         history["rejected"][-1] += len(collapse.clients)
         return {**state, "history": history}
     change = (weight / weight.sum())[:, None] * (sent_biases - received)  # the pseudo-gradient
-    new_biases = global_biases - change.sum(dim=0)
+    new_biases = attention.layout.flatten(state["global"]) - change.sum(dim=0)
     state["z"][cohort] = {"z": representations}
     # If guarded, stored offsets move with the global biases.
     state["biases"][cohort] = {"biases": (received - attention.origin(new_biases)).float()}
-    model = {**mean.value(), **layout.unflatten(new_biases)}
-    grads = attention.differentiate(theta, personal, change)
-    after, moments = adam_step(state["attention"], grads, state["adam"], cfg.server_lr)
+    model = {**mean.value(), **attention.layout.unflatten(new_biases)}
+    grads = attention.differentiate(plan.theta, plan.personal, change)
+    after, moments = adam_step(state["attention"], grads, state["adam"], run.cfg.server_lr)
     return {**state, "global": model, "attention": after, "adam": moments, "history": history}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64], find: FindNeighbours | None = None) -> Predictor:
     """Predict with the global model under each client's biases, computed as in a round."""
-    start, layout = state["global"], _attention(run).layout
-    if not len(state["z"].written):
-        return run.predictor(clients, start)
-    global_biases, neighbours = layout.flatten(start), (find or find_neighbours)(run, state, clients)
-    personal = _attention(run).attend(parameters.on_cpu(state["attention"]), neighbours, global_biases)
-    # A client without samples has no representation; biases beyond float32 would make a model useless.
-    usable = torch.from_numpy(run.federation.sizes("train")[clients] > 0) & personal.float().isfinite().all(dim=1)
-    personal = torch.where(usable[:, None], personal, global_biases)
-    return run.predictor(clients, {**parameters.repeat(start, len(clients)), **layout.unflatten(personal)})
+    start, layout, everyone = state["global"], _attention(run).layout, run.everyone(clients)
+    weights, biases = layout.divide(start)
+    is_mixed = run.serve(lambda: len(state["z"].written) > 0, False)
+    own = _recall(run, state, clients, state["z"].unwritten(everyone) if is_mixed else everyone[:0], weights)
+
+    def attend() -> Packages:
+        if not is_mixed:
+            return
+        neighbours, global_biases = (find or find_neighbours)(run, state, everyone, own), layout.flatten(start)
+        personal = _attention(run).attend(parameters.on_cpu(state["attention"]), neighbours, global_biases)
+        # A client without samples has no representation; biases beyond float32 would make a model useless.
+        usable = torch.from_numpy(run.declared[everyone] > 0) & personal.float().isfinite().all(dim=1)
+        yield everyone, layout.unflatten(torch.where(usable[:, None], personal, global_biases))
+
+    models: Params | Stacked = start
+    for _, package in run.deliver(attend, clients, biases, rows=True, counted=False):
+        models = _join(run, weights, package)
+    return run.predictor(clients, models)
 
 
 def _attention(run: Run) -> BiasAttention:
@@ -163,15 +240,19 @@ def _attention(run: Run) -> BiasAttention:
 
 
 def find_neighbours(
-    run: Run, state: State, clients: NDArray[np.int64], choose: Callable[..., NDArray[np.int64]] = find_nearest_others
+    run: Run,
+    state: State,
+    clients: NDArray[np.int64],
+    own: Stacked,
+    choose: Callable[..., NDArray[np.int64]] = find_nearest_others,
 ) -> Neighbourhood:
     """Return the neighbours of each client, itself the first, and what the server knows of them.
 
-    ``choose`` returns the ids of the others.
+    ``own`` are the representations ``z`` (n, d_z) and the ``biases`` (n, d) of the clients. ``choose`` returns the ids
+    of the others.
     """
     stored, memory, count = state["z"].written, state["biases"], min(run.cfg.k, len(run.clients)) - 1
-    z, own_biases = _recall(run, state, clients)
-    stored_z = state["z"][stored]["z"].cpu()
+    z, own_biases, stored_z = own["z"], own["biases"], state["z"][stored]["z"].cpu()
     if run.cfg.form == "guarded":
         z, stored_z = (functional.layer_norm(rows, rows.shape[1:]) for rows in (z, stored_z))
     z = torch.nan_to_num(z, nan=0.0, posinf=0.0, neginf=0.0)  # a new client's samples may overflow the global model
@@ -185,58 +266,47 @@ def find_neighbours(
     return Neighbourhood(z.double(), keys.double(), values, exists)
 
 
-def _recall(run: Run, state: State, clients: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """Return the clients' representations (n, d_z) and biases (n, d); without stored ones, by the global model."""
-    start, is_new = state["global"], ~np.isin(clients, state["z"].written)
-    z, own_biases = state["z"][clients]["z"].cpu(), state["biases"][clients]["biases"].cpu().double()
-    if is_new.any():
-        z[is_new] = run.engine.represent(clients[is_new], parameters.repeat(start, int(is_new.sum())), "train").cpu()
-        global_biases = _attention(run).layout.flatten(start)
-        own_biases[is_new] = global_biases - _attention(run).origin(global_biases)
-    return z, own_biases
+def _recall(run: Run, state: State, here: NDArray[np.int64], new: NDArray[np.int64], weights: Params) -> Stacked:
+    """Return the representations ``z`` (n, d_z) and ``biases`` (n, d) of clients, those here and all at a server.
 
-
-def _count_bytes(run: Run, state: State, cohort: NDArray[np.int64]) -> None:
-    """Count a model with personal in place of global biases sent down, and a model and Z sent up.
-
-    New clients first download the whole global model and upload their Z. Pulls also need the biases of their anchor.
+    The ``new`` ones have none stored: they receive the global biases, and send their representation by that model.
     """
-    cfg, new_clients = run.cfg, int((~np.isin(cohort, state["z"].written)).sum())
-    anchors = len(cohort) if cfg.mu_g + cfg.mu_n else 0
-    run.send("down", state["global"], copies=len(cohort))
-    run.send("down", state["biases"].default, copies=new_clients + anchors)
-    run.send("up", state["global"], copies=len(cohort))
-    run.send("up", state["z"].default, copies=len(cohort) + new_clients)
+    clients, attention, is_counted = run.everyone(here), _attention(run), not run.sealed
+    _, biases = attention.layout.divide(state["global"])
+
+    def represent() -> Iterator[TrainedClients]:
+        packages = [(new, biases)] if len(new) else []
+        for ids, received in run.deliver(lambda: packages, here, biases, counted=is_counted):
+            model = _join(run, weights, parameters.repeat(received, len(ids)))
+            yield TrainedClients.untrained(ids, {"z": run.engine.represent(ids, model, "train")})
+
+    own = {"z": state["z"][clients]["z"].cpu(), "biases": state["biases"][clients]["biases"].cpu().double()}
+    for part in run.collect(represent(), state["z"].default, new, counted=is_counted):
+        own["z"][np.isin(clients, part.clients)] = part.params["z"].cpu()
+    global_biases = attention.layout.flatten(biases)
+    own["biases"][np.isin(clients, new)] = global_biases - attention.origin(global_biases)
+    return own
 
 
-def _represent(run: Run, part: TrainedClients) -> Stacked:
-    """Return the representations that trained clients upload."""
-    return {"z": run.engine.represent(part.clients, part.params, "train")}
+def _pack(biases: Params | Stacked, anchor: Params | Stacked) -> Params | Stacked:
+    """Return what clients receive: biases, and the anchor of their pull."""
+    return {**biases, **{f"{_ANCHOR}{name}": value for name, value in anchor.items()}}
 
 
-def _pull(run: Run, neighbours: Neighbourhood, global_biases: Tensor) -> dict[str, Any]:
-    """Return options of local training that pull biases to the global ones and to the neighbours' mean, if any."""
-    cfg, mu, attention = run.cfg, run.cfg.mu_g + run.cfg.mu_n, _attention(run)
-    if not mu:
-        return {}
-    neighbour_mean = neighbours.mean_values() + attention.origin(global_biases)
-    # Two pulls equal one, by their sum, to the point between.
-    anchor = attention.layout.unflatten((cfg.mu_g * global_biases + cfg.mu_n * neighbour_mean) / mu)
-    return {
-        "objective": bias_attention.pulled_loss,
-        "own": anchor,
-        "shared": {"mu": torch.tensor(mu, device=run.federation.y.device)},
-    }
+def _join(run: Run, weights: Params, package: Stacked) -> Stacked:
+    """Return models (n, ...) with the common weights and the biases of a package (n, ...)."""
+    count = len(next(iter(package.values())))
+    joined = {**parameters.repeat(weights, count), **package}
+    return {name: joined[name] for name in run.init}
 
 
-def _extend_history(run: Run, state: State, cohort: NDArray[np.int64], models: Stacked) -> Params:
-    """Return the history with the values of this round, in which the ``models`` (n, ...) are sent to the cohort."""
-    theta, biases = state["attention"], _attention(run).layout.flatten(models)
-    rho = bias_attention.spectral_radius(theta["v"]) if "v" in theta else 1.0
+def _extend_history(run: Run, state: State, sent_biases: Tensor, accuracy: float) -> Params:
+    """Return the history with the values of this round, in which ``sent_biases`` (n, d) are sent to the cohort."""
+    theta = state["attention"]
     values = {
-        "rho": rho,
-        "largest": float(biases.abs().max()),
+        "rho": bias_attention.spectral_radius(theta["v"]) if "v" in theta else 1.0,
+        "largest": float(sent_biases.abs().max()),
         "rejected": float(len(run.attendance.diverged)),
-        "validation": records.share_of_correct(run.is_correct(cohort, models, "validation")),
+        "validation": accuracy,
     }
     return records.extend_history(state["history"], values)

@@ -19,7 +19,7 @@ from annotated_types import Ge
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.method import Params, Predictor, Run
+from pflcli.method import Params, Predictor, Run, Stacked
 from pflcli.methods import fedattn
 from pflcli.methods.fedattn import Config as Paper
 from pflcli.methods.parts.bias_attention import (
@@ -33,6 +33,7 @@ from pflcli.methods.parts.bias_attention import (
 KIND = "server"
 NEEDS = ()
 PERSONAL_MODELS = "z"
+SERVES = ("z", "biases")
 SENDS_MORE = "biases and representations"
 PAPER = "FedAttn extended"
 YEAR = 2022
@@ -101,7 +102,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     return fedattn.personalize(run, state, clients, partial(_find_neighbours, t="personalize"))
 
 
-def _find_neighbours(run: Run, state: State, clients: NDArray[np.int64], t: int | str) -> Neighbourhood:
+def _find_neighbours(run: Run, state: State, clients: NDArray[np.int64], own: Stacked, t: int | str) -> Neighbourhood:
     """Return the neighbours of each client, random ones of round ``t`` if the options ask for them."""
     cfg = run.cfg
 
@@ -118,7 +119,7 @@ def _find_neighbours(run: Run, state: State, clients: NDArray[np.int64], t: int 
         orders = [run.rng("neighbours", t, int(client)).permutation(stored) for client in clients]
         return drop_self(np.pad(np.stack(orders), ((0, 0), (0, count)), constant_values=-1), clients, count)
 
-    found = fedattn.find_neighbours(run, state, clients, choose)
+    found = fedattn.find_neighbours(run, state, clients, own, choose)
     if cfg.include_self:
         return found
     return Neighbourhood(found.z, found.keys[:, 1:], found.values[:, 1:], found.exists[:, 1:])

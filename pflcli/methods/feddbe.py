@@ -32,6 +32,7 @@ from pflcli.method import Params, Predictor, Run, Stacked, StackedBatch, Trained
 KIND = "server"
 NEEDS = ()
 PERSONAL_MODELS = "memories"
+KEEPS = ("consensus",)
 SENDS_MORE = "mean representations before the rounds"
 PAPER = "FedDBE"
 YEAR = 2023
@@ -61,8 +62,7 @@ def setup(run: Run) -> State:
         raise UsageError(f"feddbe needs a head that is a linear layer with a bias; that of {run.settings.model} is not")
     memory = start[_WEIGHT].new_zeros(start[_WEIGHT].shape[1])
     zero_mean = {"mean": start[_WEIGHT].new_zeros(run.representation_size)}
-    consensus, mean = zero_mean, run.averaging(zero_mean)
-    able = run.federation.participants
+    able, mean = run.participants(), run.averaging(zero_mean)
     run.download(start, able)
 
     def represent(part: TrainedClients) -> Stacked:
@@ -72,12 +72,8 @@ def setup(run: Run) -> State:
         finite = np.flatnonzero(part.finite)
         if len(finite):
             mean.add({"mean": part.params["mean"][finite]}, part.weights[finite], part.clients[finite])
-            consensus = mean.value()
-    return {
-        "global": start,
-        "consensus": run.download(consensus, able),
-        "memories": run.table({_MEMORY: memory}),
-    }
+    consensus = run.download(mean.value() if mean.is_defined else zero_mean, able)
+    return {"global": start, "consensus": consensus, "memories": run.table({_MEMORY: memory})}
 
 
 def train_round(run: Run, state: State, t: int) -> State:

@@ -29,7 +29,7 @@ the hybrids before they are trained, -1 where it was not measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -39,7 +39,7 @@ from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pflcli.method import Mean, Params, Predictor, Run, Stacked, on_cpu
+from pflcli.method import Mean, Packages, Params, Predictor, Run, Stacked, TrainedClients, on_cpu, parameters, repeat
 from pflcli.methods.parts import ham, records
 from pflcli.methods.parts.clustering import group_clients
 from pflcli.methods.parts.folds import Folds
@@ -49,6 +49,7 @@ from pflcli.methods.parts.records import AttentionRecord
 KIND = "server"
 NEEDS = ()
 PERSONAL_MODELS = "models"
+KEEPS = ("shares",)
 PAIRS_SENT = "models"
 SENDS_MORE = "models, which other clients receive"
 PAPER = "FedHAM"
@@ -66,6 +67,9 @@ _SHARES = (1 / 3, 0.0, 2 / 3, 1.0)
 
 _ON_CPU = ("sketches", "shares", "warmup", "attention", "history")
 """Keys of the state that stay on the CPU, whatever the device of the models."""
+
+_BASIS = "basis."
+"""The beginning of the names of the models that a client receives."""
 
 State = dict[str, Any]
 
@@ -154,7 +158,7 @@ def setup(run: Run) -> State:
         "theta": run.table({name: value.to(run.federation.y.device) for name, value in theta.items()}),
         "sketches": torch.zeros(m, cfg.sketch, dtype=torch.float64),
         "shares": torch.full((m,), _SHARES[0], dtype=torch.float64),
-        "warmup": {"best": torch.tensor(math.inf), "stale": torch.tensor(0)},
+        "warmup": {"best": torch.tensor(math.inf, dtype=torch.float64), "stale": torch.tensor(0)},
         "attention": {"first": torch.zeros(0, m, m), "second": torch.zeros(0, m, 3)},
         "history": {"hybrid": torch.zeros(0)},
         **({"hybrids": run.table(run.initial_model())} if "hybrids" in cfg.candidates else {}),
@@ -163,37 +167,145 @@ def setup(run: Run) -> State:
 
 def train_round(run: Run, state: State, t: int) -> State:
     """Train a cohort from the global model in the warm-up, then from hybrids; average the uploads."""
-    cohort, start, models = run.cohort(t), state["global"], state["models"]
+    here, models = run.cohort(t), state["models"]
     state = {**state, **on_cpu({name: state[name] for name in _ON_CPU}), "shares": state["shares"].cpu().clone()}
-    is_warm_up, uploaded = _is_warm_up(run, state, t), models.written
+    plan = run.serve(lambda: _plan(run, state, t, run.everyone(here)))
     mean, sketches, losses = Mean(), state["sketches"].clone(), list[float]()
+    received, measured = Params(), list[TrainedClients]()
+    trained, senders = _train(run, state, t, here, plan, received, measured), run.serve(lambda: plan.senders)
+    for part in run.collect(trained, run.init, senders, start=lambda _: received, is_averaged=False):
+        mean.add(part.params, part.weights)
+        models[part.clients] = part.params
+        sketches[torch.from_numpy(part.clients)] = _sketch(run)(part.params)
+        losses.append(float(part.loss @ part.weights))
+    state = {**state, "sketches": sketches}
+    attention = run.collect(measured, AttentionRecord.like(len(run.clients)), is_record=True)
+    correct = run.collect(measured, records.CORRECT, is_record=True)
+    return run.serve(lambda: _learn(run, {**state, "global": mean.value()}, plan, losses, attention, correct), state)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Clients ``members`` (q,) that receive the last uploads of ``peers`` (n,), and their sketches (n + 1, r)."""
+
+    members: NDArray[np.int64]
+    peers: NDArray[np.int64]
+    points: Tensor
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Which clients train from the global model in a round, ``new`` (p,), and which from hybrids, in ``groups``."""
+
+    is_warm_up: bool
+    new: NDArray[np.int64]
+    groups: Sequence[_Group]
+
+    @property
+    def senders(self) -> NDArray[np.int64]:
+        """Return all clients of the round, in the order of their uploads."""
+        return np.concatenate([self.new, *(group.members for group in self.groups)])
+
+
+def _plan(run: Run, state: State, t: int, cohort: NDArray[np.int64]) -> _Plan:
+    """Decide who trains from what in round ``t``; members of a group receive the same models."""
+    cfg, start, uploaded = run.cfg, state["global"], state["models"].written
+    is_warm_up = cfg.variant == "ftl" or _is_warm_up(run, state, t)
     run.send("down", start, copies=len(cohort))
-
-    def train(clients: NDArray[np.int64], initial: Params | Stacked, **options: Any) -> None:
-        for part in run.local_sgd(clients, initial, t=t, **options):
-            received = run.upload(part.params, start, part.clients, is_averaged=False)
-            mean.add(received, part.weights)
-            models[part.clients] = received
-            sketches[torch.from_numpy(part.clients)] = _sketch(run)(received)
-            losses.append(float(part.loss @ part.weights))
-
     # A client's first upload is trained from the global model: before it there is no x_i.
-    mixes = np.isin(cohort, uploaded) & (run.cfg.variant != "ftl" and not is_warm_up)
-    if not mixes.all():
-        train(cohort[~mixes], start)
-    record, is_correct = AttentionRecord(len(run.clients), run.cfg.remember), [np.zeros(0, dtype=bool)]
-    for clients, hybrids, options in _build_hybrids(run, state, t, uploaded, cohort[mixes], record):
-        if (t + 1) % run.settings.eval_every == 0:
-            is_correct.append(run.is_correct(clients, hybrids, "validation"))
-        train(clients, hybrids, **options)  # Eq. 15
-    state = {**state, "global": mean.value(), "sketches": sketches}
-    if is_warm_up or run.cfg.variant == "ftl":
+    mixes = np.isin(cohort, uploaded) & (not is_warm_up)
+    mixing, groups = cohort[mixes], list[_Group]()
+    if len(mixing):
+        centre = _sketch(run)({name: value[None] for name, value in start.items()})
+        offsets = state["sketches"][torch.from_numpy(uploaded)] - centre
+        positions, draw = np.searchsorted(uploaded, mixing), run.rng("clusters", t)
+        for group, mask in group_clients(offsets.numpy(), positions, cfg.clustering, cfg.k, draw):
+            points = torch.cat([offsets[torch.from_numpy(mask)], torch.zeros_like(centre)])
+            points = (points + centre if cfg.form == "faithful" else points).float()
+            groups.append(_Group(mixing[group], uploaded[mask], points.to(run.federation.y.device)))
+    return _Plan(is_warm_up, cohort[~mixes], groups)
+
+
+def _send_global(state: State, plan: _Plan) -> Packages:
+    """Yield the new clients with x^g."""
+    if len(plan.new):
+        yield plan.new, state["global"]
+
+
+def _send_places(plan: _Plan) -> Packages:
+    """Yield members of groups with the place of their own upload among those that they receive."""
+    for group in plan.groups:
+        yield group.members, {"place": torch.from_numpy(np.searchsorted(group.peers, group.members))}
+
+
+def _send_models(run: Run, state: State, plan: _Plan) -> Packages:
+    """Yield members of groups with the last uploads of their group, x^g and the sketches of these."""
+    # If groups overlap, all of them receive the uploads of the round before.
+    overlap = run.cfg.clustering == "nearest" and len(plan.groups) > 0
+    models = state["models"].snapshot() if overlap else state["models"]
+    for group in plan.groups:
+        basis = models.stack_with(group.peers, [state["global"]], padded=True)
+        package = {**{f"{_BASIS}{name}": value for name, value in basis.items()}, "points": group.points}
+        # Layer 1 takes a key of every upload for each client.
+        for members in run.client_chunks(group.members, parameters.size({"points": group.points})):
+            copies = 0 if run.cfg.variant == "aml2" else len(members) * len(group.peers)
+            run.send("down", state["global"], copies=copies)
+            yield members, package
+    if overlap:
+        models.release()
+
+
+def _train(
+    run: Run,
+    state: State,
+    t: int,
+    here: NDArray[np.int64],
+    plan: _Plan,
+    received: Params,
+    measured: list[TrainedClients],
+) -> Iterator[TrainedClients]:
+    """Train the clients that are here from x^g, which is added to ``received``, or from the hybrids that they build.
+
+    Adds what clients report of their hybrids to ``measured``.
+    """
+    for ids, start in run.deliver(lambda: _send_global(state, plan), here, run.init, counted=False):
+        received.update(start)
+        yield from run.local_sgd(ids, start, t=t)
+    place = torch.full((len(run.clients),), -1)
+    for ids, own in run.deliver(lambda: _send_places(plan), here, {"place": place[0]}, rows=True, counted=False):
+        place[torch.from_numpy(ids)] = own["place"]
+    like = {**{f"{_BASIS}{name}": value for name, value in run.init.items()}, "points": state["sketches"][0].float()}
+    most = len(run.clients) + 1
+    for members, package in run.deliver(lambda: _send_models(run, state, plan), here, like, most=most, counted=False):
+        # In the network's order, as gradients are sums over layers; a resumed state has its names in another order.
+        basis, points = {name: package[f"{_BASIS}{name}"] for name in run.init}, package["points"]
+        received.update(parameters.pick(basis, -1))
+        me = place[torch.from_numpy(members), None] == torch.arange(len(points) - 1)
+        models = ham.ReceivedModels(basis, points, me.to(points), run.cfg.slots.to(points))
+        hybrids, report, options = _build_hybrids(run, state, t, members, models)
+        measured.append(TrainedClients.untrained(members, report))
+        yield from run.local_sgd(members, hybrids, t=t, **options)  # Eq. 15
+
+
+def _learn(
+    run: Run,
+    state: State,
+    plan: _Plan,
+    losses: Sequence[float],
+    attention: Iterable[TrainedClients],
+    correct: Iterable[TrainedClients],
+) -> State:
+    """Record the losses of the warm-up, and the attention and accuracy of hybrids after it."""
+    if plan.is_warm_up:
         best, stale = state["warmup"]["best"], state["warmup"]["stale"]
-        mean_loss = torch.tensor(sum(losses) / run.federation.sizes("train")[cohort].sum())
+        mean_loss = torch.tensor(sum(losses) / run.declared[plan.senders].sum())
         stale = torch.where(mean_loss < best, 0, stale + 1)
         return {**state, "warmup": {"best": mean_loss.minimum(best), "stale": stale}}
-    accuracy = records.share_of_correct(np.concatenate(is_correct))
-    history = records.extend_history(state["history"], {"hybrid": accuracy})
+    record = AttentionRecord(len(run.clients), run.cfg.remember)
+    peers = {client: group.peers for group in plan.groups for client in group.members.tolist()}
+    for part in attention:
+        record.add(part, peers[int(part.clients[0])])
+    history = records.extend_history(state["history"], {"hybrid": records.share_of_correct(correct)})
     return {**state, "attention": record.extend(state["attention"]), "history": history}
 
 
@@ -250,48 +362,24 @@ def _sketch(run: Run) -> CountSketch:
 
 
 def _build_hybrids(
-    run: Run, state: State, t: int, uploaded: NDArray[np.int64], clients: NDArray[np.int64], record: AttentionRecord
-) -> Iterator[tuple[NDArray[np.int64], Stacked, dict[str, Any]]]:
-    """Train the HAM of ``clients`` and yield groups of them with their hybrids (q, ...) and options of local training.
-
-    Clients of a group receive the same models. ``uploaded`` are the clients with uploads of earlier rounds.
-    """
-    if not len(clients):
-        return
-    cfg, start, device, sketch = run.cfg, state["global"], run.federation.y.device, _sketch(run)
-    centre = sketch({name: value[None] for name, value in start.items()})
-    offsets = state["sketches"][torch.from_numpy(uploaded)] - centre
-    # If groups overlap, all of them receive the uploads of the round before.
-    overlap = cfg.clustering == "nearest"
-    models = state["models"].snapshot() if overlap else state["models"]
-    positions, draw = np.searchsorted(uploaded, clients), run.rng("clusters", t)
-    for group, mask in group_clients(offsets.numpy(), positions, cfg.clustering, cfg.k, draw):
-        peers = uploaded[mask]
-        basis = models.stack_with(peers, [start], padded=True)
-        # In the network's order, as gradients are sums over layers; a resumed state has its names in another order.
-        basis = {name: basis[name] for name in run.init}
-        points = torch.cat([offsets[torch.from_numpy(mask)], torch.zeros_like(centre)])
-        points = (points + centre if cfg.form == "faithful" else points).float().to(device)
-        # Layer 1 takes a key of every upload for each client.
-        for members in run.client_chunks(clients[group], points.numel() * points.element_size()):
-            run.send("down", start, copies=0 if cfg.variant == "aml2" else len(members) * len(peers))
-            me = torch.from_numpy(peers == members[:, None]).float().to(device)
-            received = ham.ReceivedModels(basis, points, me, cfg.slots.to(device))
-            _train_ham(run, state, t, members, received)  # Eq. 13
-            theta = state["theta"][members]
-            a, b = received.attend(theta)
-            hybrids = received.mix(a, b)
-            share = _choose_own_share(run, members, hybrids, received).to(b)
-            hybrids = received.add_own(hybrids, share)  # Eq. 14
-            state["shares"][torch.from_numpy(members)] = share[:, 0].double().cpu()
-            record.add(members, peers, a, ham.add_own_share(b, share))
-            if "hybrids" in state:
-                state["hybrids"][members] = hybrids
-            centred = cfg.form != "faithful"
-            plan = received.hybrid_plan(theta, share, sketch, cfg.lam, centred=centred) if cfg.lam else {}
-            yield members, hybrids, plan
-    if overlap:
-        models.release()
+    run: Run, state: State, t: int, members: NDArray[np.int64], received: ham.ReceivedModels
+) -> tuple[Stacked, Stacked, dict[str, Any]]:
+    """Train the HAM of ``members``; return their hybrids (q, ...), what they report, and options of training."""
+    cfg, sketch = run.cfg, _sketch(run)
+    _train_ham(run, state, t, members, received)  # Eq. 13
+    theta = state["theta"][members]
+    a, b = received.attend(theta)
+    hybrids = received.mix(a, b)
+    share = _choose_own_share(run, members, hybrids, received).to(b)
+    hybrids = received.add_own(hybrids, share)  # Eq. 14
+    state["shares"][torch.from_numpy(members)] = share[:, 0].double().cpu()
+    if "hybrids" in state:
+        state["hybrids"][members] = hybrids
+    report = AttentionRecord.report(len(run.clients), a, ham.add_own_share(b, share))
+    is_measured = (t + 1) % run.settings.eval_every == 0
+    report |= records.count_correct(run, members, hybrids) if is_measured else repeat(records.CORRECT, len(members))
+    options = received.hybrid_plan(theta, share, sketch, cfg.lam, centred=cfg.form != "faithful") if cfg.lam else {}
+    return hybrids, report, options
 
 
 def _choose_own_share(run: Run, members: NDArray[np.int64], hybrids: Stacked, received: ham.ReceivedModels) -> Tensor:

@@ -65,22 +65,22 @@ def setup(run: Run) -> State:
 def train_round(run: Run, state: State, t: int) -> State:
     """Train the models of a cohort near the prototypes, and average the prototypes that they send."""
     cohort, models, prototypes = run.cohort(t), state["models"], state["prototypes"]
-    known = prototypes["known"] > 0
-    run.download({"prototypes": prototypes["mean"][known]}, cohort)
+    sent = {"prototypes": prototypes["mean"][prototypes["known"] > 0]}
+    run.send("down", sent, copies=len(run.everyone(cohort)))
+    prototypes = run.download(prototypes, cohort, counted=False)
     # One mean for each class, to which the clients that have it are added.
     means = [run.averaging({"prototype": value}) for value in prototypes["mean"]]
-    counts = np.zeros(len(means))
     for part in run.local_sgd(cohort, models, t=t, **_plan(run, prototypes)):
         models[part.clients] = part.params
         own, n = class_means(run, part.clients, part.params)
         for c, mean in enumerate(means):
             if (has := np.flatnonzero(n[:, c])).size:
                 mean.add({"prototype": own[has, c]}, n[has, c], part.clients[has])
-        counts += n.sum(axis=0)
-    now = zip(means, counts, prototypes["mean"], strict=True)
-    rows = [mean.value()["prototype"] if count else before for mean, count, before in now]
-    known_classes = torch.maximum(prototypes["known"], torch.from_numpy(counts > 0).to(prototypes["known"]))
-    return {"models": models, "prototypes": {"mean": torch.stack(rows), "known": known_classes}}
+    known, rows = prototypes["known"].clone(), prototypes["mean"].clone()
+    for c, mean in enumerate(means):
+        if mean.is_defined:
+            known[c], rows[c] = 1, mean.value()["prototype"]
+    return {"models": models, "prototypes": {"mean": rows, "known": known}}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

@@ -82,7 +82,7 @@ def setup(run: Run) -> State:
     assert run.embeddings is not None
     if run.task.kind == "quantity":
         return _share_moments(run)
-    able, classes = run.federation.participants, run.federation.classes
+    able, classes = run.participants(), run.federation.classes
     known = run.embeddings["train"].take(able)
     size = known.z.shape[1]
     template = {"prior": torch.full((classes,), 1 / classes), "moment": torch.eye(size)}
@@ -97,9 +97,10 @@ def setup(run: Run) -> State:
         for c in np.flatnonzero(n):
             value = torch.from_numpy(z[y == c].mean(axis=0)).float()
             of_classes[c].add({"mean": value[None]}, np.asarray([float(n[c])]), np.asarray([client]))
-    shared = mean.value() if len(able) else template
-    present = np.flatnonzero(counts.sum(axis=0))
-    means[present] = torch.stack([of_classes[c].value()["mean"] for c in present]) if len(present) else means[present]
+    shared = mean.value() if mean.is_defined else template
+    for row, of_class in zip(means, of_classes, strict=True):
+        if of_class.is_defined:
+            row.copy_(of_class.value()["mean"])
     return {"shared": run.download({**shared, "means": means}, able)}
 
 
@@ -188,7 +189,7 @@ def _choose_temperature(run: Run, losses: Array, offsets: NDArray[np.int64]) -> 
 def _share_moments(run: Run) -> State:
     """Let clients send the moments of embeddings and a quantity; return those of all clients."""
     assert run.embeddings is not None
-    able = run.federation.participants
+    able = run.participants()
     known = run.embeddings["train"].take(able)
     size = known.z.shape[1] + 1
     template = {"moment": torch.eye(size), "product": torch.zeros(size)}
@@ -198,7 +199,7 @@ def _share_moments(run: Run) -> State:
         own = {"moment": z.T @ z / len(z), "product": y @ z / len(z)}
         stacked = {name: torch.from_numpy(value).float()[None] for name, value in own.items()}
         mean.add(stacked, np.asarray([float(len(z))]), np.asarray([client]))
-    return {"shared": run.download(mean.value() if len(able) else template, able)}
+    return {"shared": run.download(mean.value() if mean.is_defined else template, able)}
 
 
 def _predict_quantities(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

@@ -53,9 +53,10 @@ def train_round(run: Run, state: State, t: int) -> State:
     cohort = run.cohort(t)
     reachable = peers.train(run, state, cohort, t)
     partners = [peers.draw_ids(run.rng("asked", t, i), reachable[reachable != i], run.cfg.k) for i in cohort]
-    run.send("peer", run.init, copies=sum(map(len, partners)))
+    graph = peers.collect_graph(run, state, cohort, partners)
+    run.relay(state["sent"], dict(zip(cohort.tolist(), partners, strict=True)))
     peers.average(run, state, cohort, partners, uniform=run.cfg.uniform)
-    return {**state, "graph": peers.record_graph(state["graph"], cohort, partners)}
+    return {**state, "graph": graph}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

@@ -56,14 +56,13 @@ def setup(run: Run) -> State:
 
 def train_round(run: Run, state: State, t: int) -> State:
     """Send all models to a cohort; each client trains the best one for its samples; average by model."""
-    cohort, models = run.cohort(t), state["models"]
+    here, models, before = run.cohort(t), state["models"], state["cluster"].cpu().numpy()
+    cohort = run.everyone(here)
     own_parameters = {n: v for n, v in run.init.items() if not (run.cfg.shared and n.startswith(run.cfg.shared))}
     run.send("down", own_parameters, copies=run.cfg.k * len(cohort))
     run.send("down", {n: v for n, v in run.init.items() if n not in own_parameters}, copies=len(cohort))
-    cluster = state["cluster"].cpu().numpy().copy()
-    cluster[cohort] = clusters.find_best(run, models, cohort, cluster)
-    models = clusters.train_and_average(run, models, cohort, cluster[cohort], t, shared=run.cfg.shared)
-    return {"models": models, "cluster": torch.from_numpy(cluster)}
+    models, cluster = clusters.train_and_average(run, models, here, np.full_like(before, -1), t, shared=run.cfg.shared)
+    return {"models": models, "cluster": torch.from_numpy(np.where(cluster < 0, before, cluster))}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

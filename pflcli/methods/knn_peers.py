@@ -36,6 +36,7 @@ nothing without it; if only their classes differ, the class means of all clients
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any
@@ -45,7 +46,7 @@ import torch
 from annotated_types import Ge, Gt, Le, MinLen
 from numpy.typing import NDArray
 
-from pflcli.method import Embedded, Neighbours, Params, Predictor, Run, Space
+from pflcli.method import Embedded, Neighbours, Params, Predictor, Run, Space, TrainedClients, repeat
 from pflcli.methods import knn_per
 from pflcli.methods.knn_per import mix, predict_network, tune_lambda
 from pflcli.methods.parts.class_counts import shrink_counts
@@ -99,33 +100,43 @@ def choices(cfg: Config) -> tuple[str, ...]:
 def setup(run: Run) -> State:
     """Let clients send their class means and numbers; return those of all clients."""
     assert run.embeddings is not None
-    able, classes = run.federation.participants, _count_classes(run)
-    known = _SPACE.embed(run.embeddings["train"].take(able))
-    means, labels, squares = [np.zeros((0, known.z.shape[1]), np.float32)], [np.zeros(0, np.float32)], 0.0
+    able, classes, is_number = run.participants(), _count_classes(run), run.task.kind != "classes"
+    mean, count, number = torch.zeros(run.embeddings["train"].z.shape[1]), torch.tensor(0).int(), torch.tensor(0.0)
+    like = {"means": mean.repeat(classes, 1), "counts": count.repeat(classes), "squares": number}
+    like |= {"labels": number.repeat(classes)} if is_number else {}
+    nobody = TrainedClients.untrained(able[:0], repeat(like, 0))
+    parts = [nobody, *run.collect(_describe(run, able), like, counted=False)]
+    sent = {name: torch.cat([part.params[name] for part in parts]) for name in like}
+    # A class without samples is not sent.
+    has = sent["counts"] > 0
+    sent |= {name: sent[name][has] for name in ("means", *("labels",) * is_number)}
+    run.send("up", sent)
+    squares, freedom = sum(sent.pop("squares").tolist()), int(sent["counts"].sum()) - int(has.sum())
+    shared = {
+        **sent,
+        "clients": torch.from_numpy(np.concatenate([part.clients for part in parts])).int(),
+        "variance": torch.tensor([squares / max(freedom, 1)], dtype=torch.float32),
+    }
+    like = {"means": mean, "counts": like["counts"], "clients": count, "variance": number}
+    like |= {"labels": number} if is_number else {}
+    shared = run.download(shared, able, like, most=len(run.clients) * classes)
+    return {"shared": {**shared, "variance": shared["variance"][0]}}
+
+
+def _describe(run: Run, able: NDArray[np.int64]) -> Iterator[TrainedClients]:
+    """Yield what each client sends: its class means (C, d), zeros without samples, their numbers and squares."""
+    assert run.embeddings is not None
+    known, classes = _SPACE.embed(run.embeddings["train"].take(able)), _count_classes(run)
     counts = torch.from_numpy(_count_samples(run, known)).int()
-    for own, (first, last) in zip(counts, pairwise(known.offsets), strict=True):
+    for client, own, (first, last) in zip(able, counts, pairwise(known.offsets), strict=True):
         z, y = known.z[first:last], known.y[first:last]
         classified = _classify(run, y)
         mean = _class_means(z, classified, classes)
-        square = np.square(z - mean[classified]).sum()
-        has = own.numpy() > 0
-        upload = {"means": torch.from_numpy(mean[has]), "counts": own, "squares": torch.tensor(square)}
-        means.append(mean[has])
+        upload = {"means": torch.from_numpy(mean), "counts": own}
+        upload["squares"] = torch.tensor(np.square(z - mean[classified]).sum())
         if run.task.kind != "classes":
-            labels.append(_class_means(y[:, None], classified, classes)[has, 0])
-            upload["labels"] = torch.from_numpy(labels[-1])
-        run.send("up", upload)
-        squares += float(square)
-    freedom = int(counts.sum()) - int((counts > 0).sum())
-    shared = {
-        "means": torch.from_numpy(np.concatenate(means)),
-        "counts": counts,
-        "clients": torch.from_numpy(able).int(),
-        "variance": torch.tensor(squares / max(freedom, 1), dtype=torch.float32),
-    }
-    if run.task.kind != "classes":
-        shared["labels"] = torch.from_numpy(np.concatenate(labels))
-    return {"shared": run.download(shared, able)}
+            upload["labels"] = torch.from_numpy(_class_means(y[:, None], classified, classes)[:, 0])
+        yield TrainedClients.untrained(np.asarray([client]), {name: value[None] for name, value in upload.items()})
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

@@ -45,7 +45,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     """Send each client of a cohort the model of its cluster, train locally, average within clusters."""
     cohort = run.cohort(t)
     run.download(run.init, cohort)
-    models = clusters.train_and_average(run, state["models"], cohort, state["cluster"].cpu().numpy()[cohort], t)
+    models, _ = clusters.train_and_average(run, state["models"], cohort, state["cluster"].cpu().numpy(), t)
     return {**state, "models": models}
 
 

@@ -17,7 +17,7 @@ A client that is asked sends its model and, if gradients are compared, its last 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -26,7 +26,7 @@ import torch
 from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
-from pflcli.method import Predictor, Run, similarity
+from pflcli.method import Predictor, Run, TrainedClients, similarity
 from pflcli.methods.parts import mixture, peers
 from pflcli.methods.parts.peers import State
 
@@ -39,6 +39,7 @@ PAPER = "PANM"
 YEAR = 2022
 TASKS = ("any",)
 RECORDS = ("graph",)
+KEEPS = ("bag",)
 
 Array = NDArray[np.float64]
 
@@ -92,26 +93,31 @@ def train_round(run: Run, state: State, t: int) -> State:
     """Train, ask peers, keep the similar ones, and average with k of them."""
     cohort, bag = run.cohort(t), state["bag"].cpu().numpy().copy()
     reachable = peers.train(run, state, cohort, t)
-    if "update" in state:
-        for ids in run.client_chunks(cohort):
-            old, new = state["model"][ids], state["sent"][ids]
-            state["update"][ids] = {name: new[name] - old[name] for name in run.engine.parameters}
     contacts = {int(i): _draw_contacts(run, bag[i], reachable[reachable != i], int(i), t) for i in cohort}
-    scores = _similarities(run, state, contacts, t)
-    partners = []
+    run.relay(state["sent"], contacts)
+    if "update" in state:
+        for part in run.collect(_updates(run, state, cohort), state["update"].default, counted=False):
+            state["update"][part.clients] = part.params
+        run.relay(state["update"], contacts)
+    scores, partners = _similarities(run, state, contacts, t), {}
     for i, ids in contacts.items():
         if len(ids):
             bag[i] = _update_neighbours(run, bag[i], ids, scores[i], t)
         neighbours = np.flatnonzero(bag[i])
         takes_all = run.cfg.aggregate == "bag"
         chosen = neighbours if takes_all else peers.draw_ids(run.rng("neighbours", t, i), neighbours, _sizes(run)[0])
-        partners.append(chosen)
-        run.send("peer", run.init, copies=len(np.union1d(ids, chosen)))
-        if "update" in state:
-            run.send("peer", state["update"].default, copies=len(ids))
-    peers.average(run, state, cohort, partners, uniform=run.cfg.uniform)
-    graph = peers.record_graph(state["graph"], cohort, [np.flatnonzero(bag[i]) for i in cohort])
+        partners[i] = chosen
+    graph = peers.collect_graph(run, state, cohort, [np.flatnonzero(bag[i]) for i in cohort])
+    run.relay(state["sent"], {i: np.setdiff1d(chosen, contacts[i]) for i, chosen in partners.items()})
+    peers.average(run, state, cohort, [*partners.values()], uniform=run.cfg.uniform)
     return {**state, "bag": torch.from_numpy(bag), "graph": graph}
+
+
+def _updates(run: Run, state: State, cohort: NDArray[np.int64]) -> Iterator[TrainedClients]:
+    """Yield the last local updates of a cohort."""
+    for ids in run.client_chunks(cohort):
+        old, new = state["model"][ids], state["sent"][ids]
+        yield TrainedClients.untrained(ids, {name: new[name] - old[name] for name in run.engine.parameters})
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
@@ -121,7 +127,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
 
 def _sizes(run: Run) -> tuple[int, int, int]:
     """Return k, l and t1; those without a value depend on the numbers of clients and rounds."""
-    cfg, clients = run.cfg, len(run.federation.participants)
+    cfg, clients = run.cfg, int((run.declared[run.federation.seen_clients] > 0).sum())
     k = cfg.k if cfg.k is not None else 3 if clients <= 20 else 5
     return k, cfg.l or max(k, 5 if clients < 40 else 10), cfg.t1 or max(1, min(10, run.settings.rounds // 4))
 

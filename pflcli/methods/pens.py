@@ -30,6 +30,7 @@ PAPER = "PENS"
 YEAR = 2021
 TASKS = ("any",)
 RECORDS = ("graph",)
+KEEPS = ("pairs", "chance", "taken")
 
 _MAX_TRIED_SAMPLES = 512
 """Maximum number of samples on which a client tries others' models; all models of a round use the same ones."""
@@ -81,6 +82,7 @@ def train_round(run: Run, state: State, t: int) -> State:
             contacts[i] = peers.draw_ids(run.rng("asked", t, i), reachable[reachable != i], cfg.n)
         else:
             partners[i] = peers.draw_ids(run.rng("neighbours", t, i), neighbours, cfg.partners)
+    run.relay(state["sent"], {i: contacts.get(i, cohort[:0]) for i in cohort.tolist()})
     pairs, chance, chosen = ([state[name].cpu().numpy()] for name in ("pairs", "chance", "taken"))
     for i, loss in peers.losses(run, state, contacts, _MAX_TRIED_SAMPLES, t).items():
         best = np.argsort(loss, kind="stable")[: cfg.m]
@@ -88,9 +90,6 @@ def train_round(run: Run, state: State, t: int) -> State:
         pairs.append(i * _PAIR_STRIDE + contacts[i])
         chance.append(np.full(len(loss), len(best) / max(len(loss), 1)))
         chosen.append(np.isin(np.arange(len(loss)), best))
-        run.send("peer", run.init, copies=len(loss) - len(best))
-    run.send("peer", run.init, copies=sum(map(len, partners.values())))
-    peers.average(run, state, cohort, [partners[i] for i in cohort.tolist()], uniform=cfg.uniform)
     distinct, index = np.unique(np.concatenate(pairs), return_inverse=True)
     sums = [np.bincount(index, np.concatenate(values), len(distinct)) for values in (chance, chosen)]
     counts = {
@@ -98,7 +97,9 @@ def train_round(run: Run, state: State, t: int) -> State:
         "chance": torch.from_numpy(sums[0]),
         "taken": torch.from_numpy(sums[1].astype(np.int32)),
     }
-    graph = peers.record_graph(state["graph"], cohort, _select_neighbours(counts, cohort))
+    graph = peers.collect_graph(run, state, cohort, _select_neighbours(counts, cohort))
+    run.relay(state["sent"], {i: ids[:0] if i in contacts else ids for i, ids in partners.items()})
+    peers.average(run, state, cohort, [partners[i] for i in cohort.tolist()], uniform=cfg.uniform)
     return {**state, **counts, "graph": graph}
 
 

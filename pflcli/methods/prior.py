@@ -44,14 +44,13 @@ class Config:
 
 def setup(run: Run) -> State:
     """Let clients send the frequencies of their classes; return those of all clients."""
-    able = run.federation.participants
-    template = {"prior": torch.zeros(run.federation.classes)}
-    mean, counts = run.averaging(template), training_counts(run, able)
-    if not len(able):
-        return {"shared": {"prior": torch.full_like(template["prior"], 1 / run.federation.classes)}}
-    sizes = counts.sum(axis=1)
-    mean.add({"prior": torch.from_numpy(counts / sizes[:, None]).float()}, sizes.astype(np.float64), able)
-    return {"shared": run.download(mean.value(), able)}
+    able, classes = run.participants(), run.federation.classes
+    equal = {"prior": torch.full((classes,), 1 / classes)}
+    mean, counts = run.averaging(equal), training_counts(run, able)
+    if len(able):
+        sizes = counts.sum(axis=1)
+        mean.add({"prior": torch.from_numpy(counts / sizes[:, None]).float()}, sizes.astype(np.float64), able)
+    return {"shared": run.download(mean.value() if mean.is_defined else equal, able)}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

@@ -80,7 +80,7 @@ def chain(request, tmp_path_factory):
     import_data(table, folder / "data", client="who", label="y", task=request.param, unit="EUR", keep=["sex"])
     partition(folder / "data", folder / "p")
     for name, method in (("f", "fedavg"), ("d", "ditto")):
-        personalize(method, folder / "p", folder / name, **SETTINGS)
+        personalize(method, folder / "p", folder / name, apart=True, **SETTINGS)
     evaluate([folder / "f", folder / "d"], folder / "e")
     return request.param, folder
 

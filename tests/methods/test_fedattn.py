@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -96,6 +97,12 @@ def reference(run, cfg, theta, rounds):
             z[i] = mean_features(models[i], data, i)
             m[i] = flatten_biases(models[i]) - (flatten_biases(g) if guarded else 0)
     return SimpleNamespace(g=g, z=z, m=m, theta=theta)
+
+
+def find_neighbours(run, state, clients, find=fedattn.find_neighbours):
+    """The neighbours that the server finds of clients, of which new ones send their representation."""
+    weights, _ = fedattn._attention(run).layout.divide(state["global"])
+    return find(run, state, clients, fedattn._recall(run, state, clients, state["z"].unwritten(clients), weights))
 
 
 OWN = {field.name for field in fields(fedattn_extended.Config)} - {field.name for field in fields(fedattn.Config)}
@@ -197,7 +204,7 @@ def test_server_gradient_equals_autograd_through_the_whole_chain(options, monkey
     monkeypatch.setattr(fedattn, "adam_step", lambda theta, g, *more: grads.update(g) or keep(theta, g, *more))
     before = {name: value.clone().requires_grad_() for name, value in state["attention"].items()}
     cohort, data, start = run.cohort(2), run.federation, state["global"]
-    near, own = fedattn.find_neighbours(run, state, cohort), flatten_biases(start)
+    near, own = find_neighbours(run, state, cohort), flatten_biases(start)
     personal = fedattn._attention(run).attend(before, near, own)
     n = data.sizes("train")[cohort] / data.sizes("train")[cohort].sum()
     net = models.create("mlp", data.in_shape, worlds.CLASSES, 0).double()
@@ -242,7 +249,7 @@ def test_fedattn_traffic_matches_hand_computed_bytes():
 def test_clients_that_never_took_part_are_not_neighbours_of_others():
     run = worlds.run("fedattn", rounds=1, options={"k": 7})
     state = worlds.play("fedattn", run)
-    near = fedattn.find_neighbours(run, state, run.clients)
+    near = find_neighbours(run, state, run.clients)
     known = np.isin(run.clients, run.cohort(0))
     assert near.exists.sum(dim=1).tolist() == [3 if knows else 4 for knows in known]  # itself, and the known others
 
@@ -252,7 +259,7 @@ def test_client_is_its_own_first_neighbour_unless_include_self_is_false():
         run = worlds.run("fedattn-extended", participation=1.0, options={"k": 2, "include_self": include})
         state = worlds.play("fedattn-extended", run)
         able = run.cohort(0)
-        near = fedattn_extended._find_neighbours(run, state, able, 3)
+        near = find_neighbours(run, state, able, partial(fedattn_extended._find_neighbours, t=3))
         own = state["biases"][able]["biases"].double()
         assert torch.equal(near.values[:, 0], own) == include
         assert near.exists.shape == (6, 2)
@@ -261,14 +268,15 @@ def test_client_is_its_own_first_neighbour_unless_include_self_is_false():
 def test_clients_attend_to_five_neighbours_by_default():
     run = worlds.run("fedattn", participation=1.0)
     state = worlds.play("fedattn", run)
-    assert fedattn.find_neighbours(run, state, run.cohort(0)).exists.shape == (6, 5)
+    assert find_neighbours(run, state, run.cohort(0)).exists.shape == (6, 5)
 
 
 def test_random_neighbours_change_every_round_and_exclude_the_client_itself():
     run = worlds.run("fedattn-extended", participation=1.0, options={"k": 3, "neighbours": "random"})
     state = worlds.play("fedattn-extended", run)
     able = run.cohort(0)
-    first, again, later = (fedattn_extended._find_neighbours(run, state, able, t).values for t in (3, 3, 4))
+    finds = (partial(fedattn_extended._find_neighbours, t=t) for t in (3, 3, 4))
+    first, again, later = (find_neighbours(run, state, able, find).values for find in finds)
     assert torch.equal(first, again)
     assert not torch.equal(first, later)
     own = state["biases"][able]["biases"].double()
@@ -412,7 +420,7 @@ def test_default_offsets_may_exceed_near_zero_global_biases_and_improve_accuracy
         y = np.concatenate([run.federation.y[run.federation.block(c, "validation")] for c in range(6)])
         correct[name] = int((p.argmax(axis=1) == y).sum())
         if name == "default":
-            near = fedattn.find_neighbours(run, state, run.clients)
+            near = find_neighbours(run, state, run.clients)
             own = flatten_biases(state["global"])
             personal = fedattn._attention(run).attend(state["attention"], near, own)
             assert ((personal - own)[:, -3:].norm(dim=1) > 2 * own[-3:].norm()).all()

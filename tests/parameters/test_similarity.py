@@ -206,7 +206,8 @@ def test_record_graph_and_unpack_restore_neighbours(monkeypatch, remembered):
     rounds[2, ::2] = rounds[1, ::2]
     graph, everybody = torch.zeros(0, 11, 2, dtype=torch.uint8), np.arange(11)
     for neighbours, cohort in zip(rounds, (everybody, everybody, everybody[1::2]), strict=True):
-        graph = peers.record_graph(graph, cohort, [np.flatnonzero(neighbours[i]) for i in cohort])
+        reports = peers.report_neighbours(cohort, [np.flatnonzero(neighbours[i]) for i in cohort], 11)
+        graph = peers.record_graph(graph, reports)
     expected = rounds if remembered == 11 else rounds[2:]
     assert graph.dtype == torch.uint8
     assert graph.shape == (len(expected), 11, 2)

@@ -3,8 +3,8 @@
 The request has the ``method`` with its ``options``, the training ``settings`` and the ``seed``; ``form``, the shape and
 type of a sample and the number of classes, with the ``task`` of labels that are none; ``train``, the training samples
 of each client (m,); ``split``, how clients split their samples; ``import``, the options of the import, if there was
-one; ``downloads`` and ``upload``, the name, type and shape of each tensor that a client downloads and uploads in a
-round; and a hash of ``codebook.json``, which has the names of clients and classes, the user's columns, and scales. With
+one; ``exchange``, the name, type and shape of each tensor in the deliveries to a client and in the channels from it, by
+phase; and a hash of ``codebook.json``, which has the names of clients and classes, the user's columns, and scales. With
 ``then``, these are the rounds of a backbone, from which clients predict by another method: its ``method``, ``options``,
 ``settings``, ``seed`` and, if it needs one, the options of its ``datastore`` and the ``layer`` that represents samples
 in it.
@@ -12,8 +12,9 @@ in it.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pflcli.artifacts import codebook
@@ -39,19 +40,24 @@ def read_exchange(artifact: Artifact) -> dict[str, Any]:
     each tensor that leaves a site in a round; and ``bytes_up`` and ``bytes_down`` of a client in a round.
     """
     request = artifact.manifest.request
-    uploads, downloads = request.get("upload", []), request.get("downloads", [])
+    earlier = {"deliveries": request.get("downloads", []), "channels": [{"tensors": request.get("upload", [])}]}
+    exchange = request.get("exchange", {"round": [earlier]} if request.get("upload") else {})
+    channels = [each["tensors"] for kinds in exchange.values() for kind in kinds for each in kind["channels"]]
+    uploads = [*{json.dumps(tensor): tensor for each in channels for tensor in each}.values()]
+    rounds = exchange.get("round", [])
     return {
         "method": request.get("then", request)["method"],
-        "rounds": request["settings"]["rounds"] if uploads else 0,
+        "rounds": request["settings"]["rounds"] if rounds else 0,
         "clients": dict(zip(client_names(artifact), request["train"], strict=True)),
         "uploads": [{"tensor": name, "type": kind, "shape": shape} for name, kind, shape in uploads],
-        "bytes_up": _count_bytes(uploads),
-        "bytes_down": sum(map(_count_bytes, downloads)),
+        "bytes_up": max((_count_bytes(each["tensors"] for each in kind["channels"]) for kind in rounds), default=0),
+        "bytes_down": max((_count_bytes(kind["deliveries"]) for kind in rounds), default=0),
     }
 
 
-def _count_bytes(layout: Sequence[Sequence[Any]]) -> int:
-    return sum(math.prod(shape) * TYPES[kind][1] for _, kind, shape in layout)
+def _count_bytes(layouts: Iterable[Sequence[Sequence[Any]]]) -> int:
+    """Return the bytes of tensors, at most: a negative first number of a shape is the maximum of its axis."""
+    return sum(abs(math.prod(shape)) * TYPES[kind][1] for layout in layouts for _, kind, shape in layout)
 
 
 def check(artifact: Artifact) -> None:

@@ -70,7 +70,8 @@ class Engine:
     """Trains clients of one federation on one network, and predicts their samples.
 
     ``threads`` threads of this process do the work. With ``jobs`` > 0, that number of processes trains clients instead;
-    with ``ray``, that number of Ray actors, or as many as there is room for if it is 0.
+    with ``ray``, that number of Ray actors, or as many as there is room for if it is 0. With ``apart``, one client is
+    computed after the other: where several share a product, its last bits depend on who they are.
     """
 
     def __init__(
@@ -83,11 +84,12 @@ class Engine:
         mode: str = "auto",
         jobs: int = 0,
         ray: RayCluster | None = None,
+        apart: bool = False,
     ) -> None:
         keep_freed_memory()
         self.parameters = tuple(name for name, _ in net.named_parameters())
         self.joins_single = has_batch_norm(net)
-        self.seed, self.threads, self.jobs = seed, threads, jobs
+        self.seed, self.threads, self.jobs, self._apart = seed, threads, jobs, apart
         self._device = federation.y.device.type
         self._like = {name: value.to(federation.y.device) for name, value in parameters.copy_params(net).items()}
         self.mode = strategy.fastest_mode(net, self._device) if mode == "auto" else mode
@@ -235,7 +237,7 @@ class Engine:
 
     def clients_that_fit(self, size: int) -> int:
         """Return the number of models, of ``size`` bytes each, that may be in memory at the same time."""
-        return max(1, _CHUNK_BYTES[self._device] // max(size, 1))
+        return 1 if self._apart else max(1, _CHUNK_BYTES[self._device] // max(size, 1))
 
     def _model_like(self, start: Params | Stacked | ModelTable, plan: LocalSGD) -> Params:
         """Return one client's initial model, as a template of names and shapes."""
@@ -307,11 +309,15 @@ class Engine:
         """Return one model's logits (n, C) on rows and, with ``features``, representations (n, d): ``Inference``."""
         batch = BATCH[self._device]
         per_task = max(1, min(_MAX_BATCHES_PER_TASK, len(rows) // (_MIN_TASKS_PER_THREAD * self.threads * batch)))
-        tasks = [
-            Inference(part, features=features, compiled=self._is_training) for part in batches(rows, per_task * batch)
-        ]
+        parts = self.divide(rows, per_task * batch)
+        tasks = [Inference(part, features=features, compiled=self._is_training) for part in parts]
         logits, z = zip(*self._infer(tasks, params), strict=True)
         return torch.cat(logits), torch.cat(z)
+
+    def divide(self, rows: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
+        """Cut rows into parts of at most ``size`` that are predicted together, of one client each if it is apart."""
+        owners = np.searchsorted(self.federation.offsets, rows, side="right") if self._apart else rows[:0]
+        return [part for own in np.split(rows, np.flatnonzero(np.diff(owners)) + 1) for part in batches(own, size)]
 
     def _infer(self, tasks: Sequence[Inference], models: Params | Stacked) -> list[tuple[Tensor, Tensor]]:
         self.passes.predicted += sum(len(task.rows) for task in tasks)
@@ -342,6 +348,10 @@ class Engine:
         self, clients: NDArray[np.int64], models: Stacked, split: str, *, features: bool = False
     ) -> list[tuple[Tensor, Tensor]]:
         """Return logits (n, C) and, with ``features``, representations (n, d) for each client: ``Inference``."""
+        if self._apart and len(clients) > 1:
+            each = [{name: value[place : place + 1] for name, value in models.items()} for place in range(len(clients))]
+            pairs = zip(clients[:, None], each, strict=True)
+            return [self.outputs_each(client, own, split, features=features)[0] for client, own in pairs]
         rows = [self.federation.rows(int(client), split) for client in clients]
         tasks = [Inference(own, index, features, self._is_training) for index, own in enumerate(rows)]
         return self._infer(tasks, models)

@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pflcli.core.engine.executors import batches
 from pflcli.core.engine.executors.threads import BATCH
 from pflcli.core.engine.process_settings import intra_op
 from pflcli.core.errors import UsageError
@@ -46,7 +45,7 @@ def represent_by_layer(run: Run, rows: NDArray[np.int64], layer: str) -> Tensor:
     modules[layer].register_forward_hook(record)
     parts = []
     with intra_op(1):
-        for batch in batches(rows, BATCH[run.federation.y.device.type]):
+        for batch in run.engine.divide(rows, BATCH[run.federation.y.device.type]):
             outputs.clear()
             network(run.federation.inputs(torch.from_numpy(batch)))
             if len(outputs) != 1 or len(outputs[0]) != len(batch):

@@ -1,6 +1,6 @@
 """What a method sees of a run: options, clients, keyed random numbers, communication, training and prediction.
 
-``Run`` selects the clients of a round (``cohort``), counts the bytes of each transmission (``download``, ``upload``,
+``Run`` selects the clients of a round (``cohort``), exchanges models and counts their bytes (``deliver``, ``collect``,
 ``average``, ``send``), trains clients (``local_sgd``) and predicts with their models (``predictor``).
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -52,29 +52,63 @@ _MODELS_PER_CLIENT = 3
 _MAX_INITIAL_MODELS = 1000
 """Maximum number of initial models; with more clients, one per client."""
 
-__all__ = ["Average", "Everywhere", "Place", "Predictor", "Run"]
+__all__ = ["Average", "Channel", "Delivery", "Package", "Place", "Predictor", "Run"]
 
 NOBODY = np.zeros(0, dtype=np.int64)
+Package = tuple[NDArray[np.int64], Params]
+"""Clients (n,) with what each of them receives, or with a row for each (n, ...)."""
+Packages = Iterable[Package | tuple[None, Params]]
+"""What a server sends; None stands for all clients that take part."""
 
 
-class Place(Protocol):
-    """Where a run takes place: everywhere, as in a simulation; at the server of a deployment; or at one of its sites.
+@dataclass(frozen=True)
+class Delivery:
+    """What the server sends to clients; ``make`` is called only where there is a server.
 
-    It has the clients, and carries out what a method asks of them: ``Run.cohort``, ``Run.download`` and
-    ``Run.averaging``. A method does not know where it runs.
+    Each package has the names, types and shapes of ``like``. With ``rows``, ``make`` yields a row for each client; with
+    ``most``, each tensor of a package has one more axis in front, of at most so many entries. ``counted`` bytes are
+    those of the packages; a method that counts by ``Run.send`` sets it to False.
     """
 
-    def cohort(self, run: Run, t: int) -> NDArray[np.int64]:
-        """Return the clients of round ``t`` that are here."""
+    make: Callable[[], Packages]
+    like: Params
+    rows: bool = False
+    most: int | None = None
+    counted: bool = True
 
-    def whole_cohort(self, cohort: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return all clients of this round that the place knows of, of which ``cohort`` are here."""
 
-    def download(self, run: Run, params: Params, clients: NDArray[np.int64]) -> Params:
-        """Send ``params`` from the server to clients (n,), count the bytes, and return what these receive."""
+@dataclass(frozen=True)
+class Channel:
+    """What each of the ``senders`` sends to the server: tensors with the names, types and shapes of ``like``.
 
-    def mean(self, run: Run, downloaded: Params) -> Average:
-        """Return an empty mean for the uploads of clients that received ``downloaded``."""
+    With ``start``, the model from which clients trained or a function that returns it for a part, they are an update,
+    as in ``Run.upload``. ``also`` are further tensors, without bytes; those of ``like`` are counted if ``counted``.
+    No model depends on what ``is_record``: it has no bytes, and a site may refuse to send it.
+    """
+
+    like: Params
+    senders: NDArray[np.int64] | None = None
+    start: Params | Callable[[TrainedClients], Params | Stacked] | None = None
+    is_averaged: bool = True
+    also: Params = field(default_factory=dict)
+    counted: bool = True
+    is_record: bool = False
+
+    def upload(self, run: Run, part: TrainedClients) -> TrainedClients:
+        """Send a part, count its bytes, and return what the server receives."""
+        sent = {name: part.params[name] for name in self.like}
+        if self.start is not None:
+            start = self.start(part) if callable(self.start) else self.start
+            sent = run.upload(sent, start, part.clients, is_averaged=self.is_averaged)
+        elif self.counted and not self.is_record:
+            run.send("up", sent)
+        return replace(part, params={**sent, **{name: part.params[name] for name in self.also}})
+
+    def size(self, run: Run) -> int:
+        """Return the counted bytes of what one client sends."""
+        if self.start is not None:
+            return Encoding(self.like, run.uploads).size(self.like)
+        return parameters.size(self.like) if self.counted and not self.is_record else 0
 
 
 class Average:
@@ -109,28 +143,54 @@ class Average:
         return self._run.aggregate_uploads(self._uploads, clients)
 
 
-@dataclass(frozen=True)
-class Everywhere:
-    """A simulation: the server and all clients are in this process."""
+@dataclass
+class Place:
+    """Where a run takes place: by default everywhere, as a simulation has the server and all clients in this process.
+
+    Functions are those of ``Run`` that have the same names.
+    """
 
     absent: Mapping[int, Collection[int]] = field(default_factory=dict)
     """clients that drop out, by round from 0, beside those that ``--dropout`` draws"""
 
     def cohort(self, run: Run, t: int) -> NDArray[np.int64]:
-        """Draw the clients of round ``t``."""
+        """Return the clients of round ``t`` that are here."""
         return run.draw_cohort(t, self.absent.get(t, ()))
 
-    def whole_cohort(self, cohort: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return ``cohort``."""
-        return cohort
+    def participants(self, run: Run) -> NDArray[np.int64]:
+        """Return the participants that are here."""
+        return run.federation.participants
 
-    def download(self, run: Run, params: Params, clients: NDArray[np.int64]) -> Params:
-        """Count the bytes, and return ``params``."""
-        run.send("down", params, copies=len(clients))
-        return params
+    def everyone(self, here: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return all clients that take part and that the place knows of, of which ``here`` are here."""
+        return here
+
+    def declared(self, run: Run) -> NDArray[np.int64]:
+        """Return the numbers of training samples (m,) of all clients."""
+        return run.federation.sizes("train")
+
+    def serve(self, make: Callable[[], T], otherwise: T) -> T:
+        """Return what the server makes, or ``otherwise`` where there is none."""
+        return make()
+
+    def deliver(self, run: Run, clients: NDArray[np.int64], delivery: Delivery) -> Iterator[Package]:
+        """Count the bytes of packages, and yield those of ``clients`` that receive one here with what they receive."""
+        for ids, package in delivery.make():
+            receivers = clients if ids is None else ids
+            if delivery.counted:
+                run.send("down", package, copies=1 if delivery.rows else len(receivers))
+            yield receivers, package
+
+    def collect(self, run: Run, parts: Iterable[TrainedClients], channel: Channel) -> Iterator[TrainedClients]:
+        """Send the parts of clients that are here, and yield those of all senders where there is a server."""
+        return (channel.upload(run, part) for part in parts)
+
+    def relay(self, run: Run, table: ModelTable, wanted: Mapping[int, NDArray[np.int64]]) -> None:
+        """Count the bytes of the rows of ``table`` that clients here want of others, and write them; here they are."""
+        run.send("peer", table.default, copies=sum(map(len, wanted.values())))
 
     def mean(self, run: Run, downloaded: Params) -> Average:
-        """Return a mean that clients add their uploads to."""
+        """Return an empty mean for the uploads of clients that received ``downloaded``."""
         return Average(run, downloaded)
 
 
@@ -162,7 +222,7 @@ class RunInputs:
     """the upload steps that are applied here; by default those of the settings"""
     private_mean: Callable[[PrivateMean], PrivateMean | None] | None = None
     """returns what replaces the differentially private mean of the settings, None without one"""
-    place: Place = field(default_factory=Everywhere)
+    place: Place = field(default_factory=Place)
     """where the run takes place, and which clients are there"""
     storage: Callable[[int], Storage] = InMemoryRows
     """returns the storage of a table, by its number"""
@@ -306,7 +366,7 @@ class Run:
         if self.privacy is not None:
             return self.settings.participation
         sizes = self.federation.sizes("train")
-        return float(sizes[self.inputs.place.whole_cohort(cohort)].sum() / sizes[self.federation.participants].sum())
+        return float(sizes[self.everyone(cohort)].sum() / sizes[self.federation.participants].sum())
 
     def send(self, link: str, params: Mapping[str, Tensor], copies: int = 1) -> None:
         """Count ``copies`` transmissions of ``params`` over ``up``, ``down`` or ``peer``.
@@ -355,9 +415,69 @@ class Run:
         """Count the bytes of an upload that a site has sent."""
         self._count("up", size)
 
-    def download(self, params: Params, clients: NDArray[np.int64]) -> Params:
-        """Send ``params`` to each of the clients (n,), and return what they receive."""
-        return self.inputs.place.download(self, params, clients)
+    def participants(self) -> NDArray[np.int64]:
+        """Return the participants (n,) at the place of the run, who may exchange something before the first round."""
+        return self.inputs.place.participants(self)
+
+    def everyone(self, here: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return all clients that take part and that the place of the run knows of, of which ``here`` (n,) are here.
+
+        A server knows all of them, a site only its own.
+        """
+        return self.inputs.place.everyone(here)
+
+    @property
+    def declared(self) -> NDArray[np.int64]:
+        """Return the numbers of training samples (m,) that clients have declared, which every place knows."""
+        return self.inputs.place.declared(self)
+
+    def serve(self, make: Callable[[], T], otherwise: T = None) -> T:  # type: ignore[assignment]
+        """Return what the server computes by ``make``; at a site, where there is none, ``otherwise``.
+
+        What only the server reads needs no ``otherwise``.
+        """
+        return self.inputs.place.serve(make, otherwise)
+
+    def deliver(
+        self, make: Callable[[], Packages], clients: NDArray[np.int64], like: Params, **options: Any
+    ) -> Iterator[Package]:
+        """Send packages from the server; yields those of ``clients`` (n,) here that receive one, with the package.
+
+        ``make``, which only a server calls, yields clients with what each of them receives. ``like`` and the
+        ``options`` rows, most and counted are those of ``Delivery``.
+        """
+        return self.inputs.place.deliver(self, clients, Delivery(make, like, **options))
+
+    def collect(
+        self,
+        parts: Iterable[TrainedClients],
+        like: Params,
+        senders: NDArray[np.int64] | None = None,
+        **options: Any,
+    ) -> Iterator[TrainedClients]:
+        """Send parts from clients to the server; yields them there, as they are received, in the order of ``senders``.
+
+        A site yields those of its own clients, as the server receives them.
+        ``senders``, by default the clients that take part, are read once the parts are sent. ``like`` and the
+        ``options`` start, is_averaged, also, counted and is_record are those of ``Channel``.
+        """
+        return self.inputs.place.collect(self, parts, Channel(like, senders, **options))
+
+    def relay(self, table: ModelTable, wanted: Mapping[int, NDArray[np.int64]]) -> None:
+        """Let each client ask others for their rows of ``table``, which the server passes on, and count their bytes.
+
+        ``wanted`` has the ids of the others by client, for each client of the round that is here.
+        """
+        self.inputs.place.relay(self, table, wanted)
+
+    def download(
+        self, params: Params, clients: NDArray[np.int64], like: Params | None = None, **options: Any
+    ) -> Params:
+        """Send ``params`` to each of the clients (n,), and return what they receive; for options see ``deliver``."""
+        sent = Delivery(lambda: [(None, params)], like or params, **options)
+        for _, received in self.inputs.place.deliver(self, clients, sent):
+            return received
+        return params
 
     def upload(
         self,
@@ -444,7 +564,8 @@ class Run:
     @property
     def representation_size(self) -> int:
         """Return the number of values in the representation of a sample."""
-        return self.engine.infer(self.init, np.arange(1), features=True)[1].shape[1]
+        rows = np.arange(min(1, len(self.federation.y)))  # none at the server of a deployment
+        return self.engine.infer(self.init, rows, features=True)[1].shape[1]
 
     def table(self, default: Params) -> ModelTable:
         """Return a table with a model per client, each a copy of ``default`` until it is written."""
@@ -629,9 +750,11 @@ class Run:
         params = models
         if not is_stacked(params, self.init):
             shared = ClientModel((params,))
-            return Predictor(
-                lambda split: {"p": self._shared_model(params, clients, split)}, splits, model_of=lambda client: shared
-            )
+
+            def answer(split: str) -> dict[str, NDArray[np.float32]]:
+                return {"p": self.task.predict(self.engine.infer(params, self.federation.rows_of(clients, split))[0])}
+
+            return Predictor(answer, splits, model_of=lambda client: shared)
 
         def model_of(client: int) -> ClientModel:
             return ClientModel((parameters.pick(params, int(np.flatnonzero(clients == client)[0])),))
@@ -648,9 +771,6 @@ class Run:
             if self.keeps_models:
                 models |= {int(c): ClientModel((parameters.pick(part.params, i),)) for i, c in enumerate(part.clients)}
         return Predictor(lambda split: {"p": np.concatenate(pieces[split])}, splits, model_of=models.get)
-
-    def _shared_model(self, params: Params, clients: NDArray[np.int64], split: str) -> NDArray[np.float32]:
-        return self.task.predict(self.engine.infer(params, self.federation.rows_of(clients, split))[0])
 
     def loss_per_group(self, params: Params, rows: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
         """Return the mean loss (s,) of one model on each of s sets of rows, in one pass; nan without rows."""

@@ -34,6 +34,12 @@ class TrainedClients:
     loss: NDArray[np.float64]
     finite: NDArray[np.bool_]
 
+    @classmethod
+    def untrained(cls, clients: NDArray[np.int64], params: Stacked) -> TrainedClients:
+        """Return tensors of clients that were not trained, such as what they measured, without weights."""
+        none = np.zeros(len(clients))
+        return cls(clients, params, none, none, none == 0)
+
 
 def state(net: nn.Module) -> Params:
     """Return a network's parameters and buffers without copying; one with several names is returned by the first."""

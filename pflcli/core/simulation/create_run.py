@@ -52,7 +52,8 @@ def create_run(
     if inputs.initial_weights is not None:
         parameters.load(net, inputs.initial_weights(parameters.state(net)))
     network = net if settings.adapter is None else models.add_adapter(net, settings.adapter, seed)
-    engine = Engine(network, federation, seed=seed, threads=threads, mode=mode, jobs=jobs, ray=ray)
+    how: dict[str, Any] = {"threads": threads, "mode": mode, "jobs": jobs, "ray": ray, "apart": settings.apart}
+    engine = Engine(network, federation, seed=seed, **how)
     private_rng, privacy = inputs.private_rng or rng.secret_generators(), None
     if settings.dp and LINKS[method.KIND]:
         privacy = private_mean(settings, len(federation.participants), private_rng)

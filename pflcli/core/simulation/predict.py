@@ -72,7 +72,8 @@ def client_batches(run: Run, clients: NDArray[np.int64] | None = None, first: in
 
 def batch_size(run: Run) -> int:
     """Return how many clients predict together: one percent of all, but no more than fit into memory."""
-    return max(MIN_BATCH, min(len(run.clients) // 100, run.engine.clients_that_fit(parameters.size(run.init))))
+    least = 1 if run.settings.apart else MIN_BATCH
+    return max(least, min(len(run.clients) // 100, run.engine.clients_that_fit(parameters.size(run.init))))
 
 
 def predicted_splits(run: Run, predictor: Predictor) -> list[str]:

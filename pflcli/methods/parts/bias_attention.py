@@ -39,6 +39,11 @@ class BiasLayout:
         """Return the number of biases, d."""
         return sum(self.sizes.values())
 
+    def divide(self, params: Params | Stacked) -> tuple[Params | Stacked, Params | Stacked]:
+        """Return the parameters and buffers that are no biases, and the biases."""
+        weights = {name: value for name, value in params.items() if name not in self.sizes}
+        return weights, {name: params[name] for name in self.sizes}
+
     def flatten(self, params: Params | Stacked) -> Tensor:
         """Return the biases of one model (d,) or of a stack (m, d)."""
         lead = next(iter(self.sizes))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli.method import Run, Stacked, TrainedClients, parameters
+from pflcli.method import Packages, Params, Run, Stacked, TrainedClients, parameters
 
 
 def select_models(models: Stacked, cluster: NDArray[np.int64]) -> Stacked:
@@ -22,47 +22,97 @@ def select_models(models: Stacked, cluster: NDArray[np.int64]) -> Stacked:
 def train_and_average(
     run: Run,
     models: Stacked,
-    cohort: NDArray[np.int64],
+    here: NDArray[np.int64],
     cluster: NDArray[np.int64],
     t: int,
     *,
     shared: str = "",
     on_upload: Callable[[TrainedClients, Stacked], None] | None = None,
-) -> Stacked:
-    """Return the clusters' models (k, ...) after a round of FedAvg within each cluster.
+) -> tuple[Stacked, NDArray[np.int64]]:
+    """Return the clusters' models (k, ...) after a round of FedAvg within each cluster, and each client's cluster (m,).
 
-    ``cluster`` (n,) is the cluster of each client of the cohort. A cluster without clients in the cohort keeps its
-    model. Parameters whose name starts with ``shared``, if it is not empty, are averaged over the whole cohort.
-    ``on_upload`` is called with each uploaded part and the initial models of its clients.
+    ``cluster`` (m,) is the cluster of each client before. Those of the cohort without one, -1, receive all models, and
+    choose the one with the lowest loss. A cluster without clients in the cohort keeps its model. Parameters whose name
+    starts with ``shared``, if it is not empty, are averaged over the whole cohort. ``on_upload`` is called with each
+    uploaded part and the initial models of its clients.
     """
+    initial: dict[int, Params] = {}
+    chosen = torch.full((len(run.clients),), -1)
+    all_models, most = (lambda: _all_models(run, models, here, cluster)), len(run.clients)
+    packages = run.deliver(all_models, here, run.init, most=most, counted=False)
+    for ids, received in packages:
+        best = find_best(run, received, ids, cluster)
+        choices = [parameters.pick(received, c) for c in range(len(next(iter(received.values()))))]
+        initial |= {client: choices[c] for client, c in zip(ids.tolist(), best.tolist(), strict=True)}
+        chosen[torch.from_numpy(ids)] = torch.from_numpy(best)
+    for ids, own in run.deliver(lambda: _own_models(run, models, here, cluster), here, run.init, counted=False):
+        initial |= dict.fromkeys(ids.tolist(), own)
+
+    def train() -> Iterator[TrainedClients]:
+        for ids in run.client_chunks(here):
+            for part in run.local_sgd(ids, _stack_initial(initial, ids), t=t):
+                yield replace(part, params={**part.params, "cluster": chosen[torch.from_numpy(part.clients)]})
+
+    parts = run.collect(
+        train(), run.init, start=lambda part: _stack_initial(initial, part.clients), also={"cluster": chosen[0]}
+    )
+    return run.serve(lambda: _average(run, models, parts, cluster, shared, on_upload), (models, cluster))
+
+
+def _all_models(run: Run, models: Stacked, here: NDArray[np.int64], cluster: NDArray[np.int64]) -> Packages:
+    """Yield the clients of the cohort without a cluster, with all models."""
+    cohort = run.everyone(here)
+    if len(new := cohort[cluster[cohort] < 0]):
+        yield new, models
+
+
+def _own_models(run: Run, models: Stacked, here: NDArray[np.int64], cluster: NDArray[np.int64]) -> Packages:
+    """Yield the clients of the cohort in each cluster, with its model."""
+    cohort = run.everyone(here)
+    for c in np.unique(cluster[cohort][cluster[cohort] >= 0]):
+        yield cohort[cluster[cohort] == c], parameters.pick(models, c)
+
+
+def _stack_initial(initial: Mapping[int, Params], clients: NDArray[np.int64]) -> Stacked:
+    """Return a read-only stack (n, ...) with the model from which each of these clients trains."""
+    models = [initial[client] for client in clients.tolist()]
+    if all(model is models[0] for model in models):
+        return parameters.repeat(models[0], len(models))
+    return parameters.stack(models)
+
+
+def _average(
+    run: Run,
+    models: Stacked,
+    parts: Iterable[TrainedClients],
+    cluster: NDArray[np.int64],
+    shared: str,
+    on_upload: Callable[[TrainedClients, Stacked], None] | None,
+) -> tuple[Stacked, NDArray[np.int64]]:
+    """Return the clusters' means of the uploads, and each client's cluster (m,)."""
     common = run.aggregator.begin(parameters.part(parameters.pick(models, 0), shared)) if shared else None
-    count, senders = len(next(iter(models.values()))), list[NDArray[np.int64]]()
+    count, senders, cluster = len(next(iter(models.values()))), list[NDArray[np.int64]](), cluster.copy()
     means = [run.aggregator.begin(parameters.pick(models, c)) for c in range(count)]
-    cluster_of = dict(zip(cohort.tolist(), cluster.tolist(), strict=True))
-    for ids in run.client_chunks(cohort):
-        start_clusters = np.asarray([cluster_of[i] for i in ids.tolist()])
-        start = select_models(models, start_clusters)
-        for trained in run.local_sgd(ids, start, t=t):
-            part = replace(trained, params=run.upload(trained.params, start, trained.clients))
-            if on_upload:
-                on_upload(part, start)
-            part_clusters = np.asarray([cluster_of[i] for i in part.clients.tolist()])
-            senders.append(part.clients)
-            for c in np.unique(part_clusters):
-                members = np.flatnonzero(part_clusters == c)
-                means[c].add(parameters.take(part.params, members), part.weights[members])
-            if common is not None:
-                common.add({n: v for n, v in part.params.items() if n.startswith(shared)}, part.weights)
-    updated = {name: value.clone() for name, value in models.items()}
-    all_senders = np.concatenate(senders)
-    sender_clusters = np.asarray([cluster_of[i] for i in all_senders.tolist()])
-    for c in np.unique(cluster):
-        for name, value in run.aggregate_uploads(means[c], all_senders[sender_clusters == c]).items():
+    for part in parts:
+        chosen = part.params["cluster"].numpy()
+        uploaded = {name: part.params[name] for name in run.init}
+        cluster[part.clients] = np.where(chosen < 0, cluster[part.clients], chosen)
+        senders.append(part.clients)
+        if on_upload:
+            on_upload(part, select_models(models, cluster[part.clients]))
+        for c in np.unique(cluster[part.clients]):
+            members = np.flatnonzero(cluster[part.clients] == c)
+            means[c].add(parameters.take(uploaded, members), part.weights[members])
+        if common is not None:
+            common.add({n: v for n, v in uploaded.items() if n.startswith(shared)}, part.weights)
+    updated, all_senders = {name: value.clone() for name, value in models.items()}, np.concatenate(senders)
+    for c in np.unique(cluster[all_senders]):
+        for name, value in run.aggregate_uploads(means[c], all_senders[cluster[all_senders] == c]).items():
             updated[name][c] = value
     if common is not None:
         for name, value in run.aggregate_uploads(common, all_senders).items():
             updated[name][:] = value
-    return updated
+    return updated, cluster
 
 
 def find_best(run: Run, models: Stacked, clients: NDArray[np.int64], clusters: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,14 +1,14 @@
 """Rounds of peer-to-peer methods: clients train, receive models of other clients, and average them.
 
 In a round the cohort trains. Each of its clients may then request the last trained model of any client that has
-trained, and averages the received models with its own. The average is the client's model, from which it trains in its
-next round. A client that never took part has no model: it trains alone when it personalizes.
+trained (``Run.relay``), and averages the received models with its own. The average is the client's model, from which
+it trains in its next round. A client that never took part has no model: it trains alone when it personalizes.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.method import Predictor, Run, model_algebra, parameters
+from pflcli.method import Predictor, Run, TrainedClients, model_algebra, parameters
 
 State = dict[str, Any]
 
@@ -34,18 +34,26 @@ def setup(run: Run) -> State:
     return {"model": run.table(start), "sent": run.table(start), "graph": graph}
 
 
-def record_graph(graph: Tensor, cohort: NDArray[np.int64], neighbours: Sequence[NDArray[np.int64]]) -> Tensor:
+def record_graph(graph: Tensor, parts: Iterable[TrainedClients]) -> Tensor:
     """Return the graph (r, m, m / 8 rounded up) with one more round.
 
-    In this round ``cohort[i]`` has ``neighbours[i]``, and the other clients keep their neighbours. A round takes one
-    bit per pair. With more than ``REMEMBERED`` clients the result has only the last round.
+    In this round clients have the neighbours that they report, see ``report_neighbours``; the other clients keep
+    theirs. A round takes one bit per pair. With more than ``REMEMBERED`` clients the result has only the last round.
     """
-    clients = graph.shape[1]
-    new = graph[-1].cpu().numpy().copy() if len(graph) else np.zeros(graph.shape[1:], np.uint8)
+    new = graph[-1].cpu().clone() if len(graph) else graph.new_zeros(graph.shape[1:])
+    for part in parts:
+        new[torch.from_numpy(part.clients)] = part.params["graph"]
+    before = graph.cpu()[: len(graph) if graph.shape[1] <= REMEMBERED else 0]
+    return torch.cat([before, new[None]])
+
+
+def report_neighbours(
+    cohort: NDArray[np.int64], neighbours: Sequence[NDArray[np.int64]], clients: int
+) -> Iterator[TrainedClients]:
+    """Yield the packed row ``graph`` (m / 8 rounded up,) of each ``cohort[i]``, which has ``neighbours[i]``."""
     for first in range(0, len(cohort), at_once := at_a_time(clients)):
-        new[cohort[first : first + at_once]] = np.packbits(_rows(neighbours[first : first + at_once], clients), axis=1)
-    before = graph.cpu()[: len(graph) if clients <= REMEMBERED else 0]
-    return torch.cat([before, torch.from_numpy(new)[None]])
+        packed = np.packbits(_rows(neighbours[first : first + at_once], clients), axis=1)
+        yield TrainedClients.untrained(cohort[first : first + at_once], {"graph": torch.from_numpy(packed)})
 
 
 def at_a_time(clients: int) -> int:
@@ -63,10 +71,18 @@ def _rows(ids: Sequence[NDArray[np.int64]], clients: int) -> NDArray[np.bool_]:
 
 def train(run: Run, state: State, cohort: NDArray[np.int64], t: int) -> NDArray[np.int64]:
     """Train the cohort from their own models; returns the sorted ids of all clients with a trained model."""
-    for part in run.local_sgd(cohort, state["model"], t=t):
-        state["sent"][part.clients] = part.params
-    reachable: NDArray[np.int64] = state["sent"].written
-    return reachable
+    sent = state["sent"]
+    known = np.isin(run.clients, np.union1d(sent.written, run.everyone(cohort)))
+    received = run.download({"known": torch.from_numpy(known)}, cohort, counted=False)
+    for part in run.collect(run.local_sgd(cohort, state["model"], t=t), run.init, counted=False):
+        sent[part.clients] = part.params
+    return np.flatnonzero(received["known"].numpy())
+
+
+def collect_graph(run: Run, state: State, cohort: NDArray[np.int64], neighbours: Sequence[NDArray[np.int64]]) -> Tensor:
+    """Return the graph with one more round, in which ``cohort[i]`` has ``neighbours[i]``."""
+    graph, reports = state["graph"], report_neighbours(cohort, neighbours, len(run.clients))
+    return record_graph(graph, run.collect(reports, {"graph": graph.new_zeros(graph.shape[2])}, is_record=True))
 
 
 def losses(
@@ -103,7 +119,7 @@ def average(
         weights = _rows(partners[first : first + at_once], len(run.clients)).astype(np.float64)
         weights[np.arange(len(receivers)), receivers] = 1
         if not uniform:
-            weights *= run.federation.sizes("train")
+            weights *= run.declared
         for rows, models in model_algebra.weighted_means(
             state["sent"], weights, run.engine.clients_that_fit(parameters.size(run.init))
         ):

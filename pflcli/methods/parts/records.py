@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
-from pflcli.method import Params
+from pflcli.method import Params, Run, Stacked, TrainedClients
 
 MAX_CLIENTS_WITH_ATTENTION = 1000
 """Largest number of clients whose attention is stored: a round takes four bytes per pair."""
@@ -21,9 +22,22 @@ def extend_history(history: Mapping[str, Tensor], values: Mapping[str, float]) -
     return {name: torch.cat([past, torch.tensor([values[name]])]) for name, past in history.items()}
 
 
-def share_of_correct(is_correct: NDArray[np.bool_]) -> float:
-    """Return the accuracy for a history, given which samples (n,) are predicted correctly; -1 without samples."""
-    return float(is_correct.mean()) if len(is_correct) else -1.0
+CORRECT: Params = {"correct": torch.zeros(2, dtype=torch.float64)}
+"""What a client reports of a model: its validation samples that are predicted correctly, and all of them."""
+
+
+def count_correct(run: Run, clients: NDArray[np.int64], models: Stacked) -> Stacked:
+    """Return ``CORRECT`` of clients (n,) with these models (n, ...), a row for each."""
+    sizes = run.federation.sizes("validation")[clients]
+    owner, scores = np.repeat(np.arange(len(clients)), sizes), run.is_correct(clients, models, "validation")
+    sums = np.bincount(owner, weights=scores, minlength=len(clients))
+    return {"correct": torch.from_numpy(np.stack([sums, sizes], axis=1)).double()}
+
+
+def share_of_correct(parts: Iterable[TrainedClients]) -> float:
+    """Return the accuracy for a history, given what clients report (``CORRECT``); -1 without samples."""
+    correct, samples = sum((part.params["correct"].sum(dim=0) for part in parts), CORRECT["correct"]).tolist()
+    return float(correct / samples) if samples else -1.0
 
 
 @dataclass
@@ -42,12 +56,22 @@ class AttentionRecord:
         self._first = torch.zeros(self._rounds, self.clients, self.clients)
         self._second = torch.zeros(self._rounds, self.clients, 3)
 
-    def add(self, members: NDArray[np.int64], peers: NDArray[np.int64], first: Tensor, second: Tensor) -> None:
-        """Record the attention of ``members`` (q,) to ``peers`` (n,), (q, n), and that of the second layer (q, 3)."""
+    @staticmethod
+    def like(clients: int) -> Params:
+        """Return tensors like what each of so many clients reports: ``first``, and ``second`` (3,)."""
+        return {"first": torch.zeros(clients), "second": torch.zeros(3)}
+
+    @staticmethod
+    def report(clients: int, first: Tensor, second: Tensor) -> Stacked:
+        """Return what clients report: their attention to n models (q, n) and that of the second layer (q, 3)."""
+        return {"first": functional.pad(first.cpu(), (0, clients - first.shape[1])), "second": second.cpu()}
+
+    def add(self, part: TrainedClients, peers: NDArray[np.int64]) -> None:
+        """Record what clients report that received the models of ``peers`` (n,)."""
         if self._rounds:
-            ids = torch.from_numpy(members)
-            self._first[0, ids[:, None], torch.from_numpy(peers)] = first.cpu()
-            self._second[0, ids] = second.cpu()
+            ids = torch.from_numpy(part.clients)
+            self._first[0, ids[:, None], torch.from_numpy(peers)] = part.params["first"][:, : len(peers)]
+            self._second[0, ids] = part.params["second"]
 
     def extend(self, attention: Mapping[str, Tensor]) -> Params:
         """Return the recorded ``attention`` of earlier rounds with this round."""

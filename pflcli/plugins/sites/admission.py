@@ -1,13 +1,15 @@
-"""Whether the clients of a method read only what they download, so that it can run among real sites.
+"""Whether a method can run among real sites with the bytes of its simulation.
 
-A simulation is recorded: who took part in each round, what they downloaded and what they uploaded. The same rounds then
-run at a site that has all clients, but of the server only what was downloaded: every other number is nan.
+A simulation is recorded: what was delivered to each client in each phase, and what each sent. Then each client alone
+plays the phases at a site, with what was delivered to it, while every number of the server is nan: it has to send and
+keep the same. And the server plays them without a sample, with what clients sent: its state, and what it delivers, have
+to be the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -15,67 +17,120 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli.core import methods, parameters
-from pflcli.core.errors import ComputationError
-from pflcli.core.federation.run import NOBODY, Average, Everywhere, Run, RunInputs
-from pflcli.core.federation.uploads import Encoding
+from pflcli.core import config, methods, parameters, rng
+from pflcli.core.engine.federation import Federation
+from pflcli.core.federation.run import NOBODY, Average, Channel, Delivery, Package, Place, Run, RunInputs
 from pflcli.core.methods import Method, State
-from pflcli.core.parameters import Params, Stacked
+from pflcli.core.parameters import Params, Stacked, TrainedClients
 from pflcli.core.parameters.model_table import ModelTable
+from pflcli.core.settings import Settings
 from pflcli.core.simulation import loop
+from pflcli.core.simulation.create_run import create_run
 from pflcli.core.wording import listed
-from pflcli.plugins.sites.places import AtSite
+from pflcli.plugins.sites.endpoints import final_entries, kept_in_rows, replace_entries, server_entries
+from pflcli.plugins.sites.messages import Layout
+from pflcli.plugins.sites.places import Arrived, AtServer, AtSite, Pending, Reply, Sent, split_packages
 from pflcli.workflow import admission
-from pflcli.workflow.admission import NotApplicable, require
+from pflcli.workflow.admission import BrokenLawError, NotApplicable, describe_error, require
 from pflcli.workflow.admission import small_federation as small
 from pflcli.workflow.admission.own_samples import require_own_samples
 
 _MIN_ROUNDS = 4
 """Least rounds of a check: a method may do something else after some rounds, such as those of a warm-up."""
+_ROUNDING = 2e-7
+"""Maximum difference of predictions that is due to the number of clients that predict together."""
 
 
 @dataclass
-class _Round:
-    """The clients of a round (n,), what they downloaded, and the upload and weight of each."""
+class _Phase:
+    """What was exchanged in one play of a phase, by client, and the clients (n,) that took part."""
 
+    notes: Any = None
     asked: NDArray[np.int64] = field(default_factory=NOBODY.copy)
-    downloads: list[Params] = field(default_factory=list)
-    sent: dict[int, tuple[Params, float]] = field(default_factory=dict)
-    copies: list[int] = field(default_factory=list)
-    """the number of clients that each download went to"""
-    uploads: list[tuple[int, Params]] = field(default_factory=list)
-    """the client and content of each upload, in all means"""
-    means: int = 0
-    size: int = 0
-    """bytes of an upload"""
+    deliveries: list[dict[int, Params]] = field(default_factory=list)
+    channels: list[dict[int, tuple[Params, float, float]]] = field(default_factory=list)
+    """tensors, weight and loss"""
+    updates: set[int] = field(default_factory=set)
+    """the channels of which the server takes a mean"""
 
 
-class _Recorded(Everywhere):
-    """A simulation that records its rounds; the first is the setup."""
-
-    rounds: list[_Round]
+class _Recorded(Place):
+    """A simulation that records what is exchanged."""
 
     def __init__(self) -> None:
         super().__init__()
-        object.__setattr__(self, "rounds", [_Round()])
+        self.phase = _Phase()
+        self.is_over = False
+        """whether the rounds are over; before, personal models are measured, which is no phase"""
+
+    def _begin(self, run: Run) -> _Phase:
+        if run.sealed and not self.is_over:
+            return _Phase()
+        if self.phase.notes is not run.notes:
+            self.phase = _Phase(run.notes)
+        return self.phase
 
     def cohort(self, run: Run, t: int) -> NDArray[np.int64]:
         """Draw the clients of a round, and record them."""
-        self.rounds.append(_Round(super().cohort(run, t)))
-        return self.rounds[-1].asked
+        self._begin(run).asked = super().cohort(run, t)
+        return self.phase.asked
 
-    def download(self, run: Run, params: Params, clients: NDArray[np.int64]) -> Params:
-        """Record what is downloaded."""
-        copied = {name: value.clone() for name, value in params.items()}
-        self.rounds[-1].downloads.append(copied)
-        self.rounds[-1].copies.append(len(clients))
-        return super().download(run, params, clients)
+    def participants(self, run: Run) -> NDArray[np.int64]:
+        """Return all participants, and record them."""
+        self._begin(run).asked = super().participants(run)
+        return self.phase.asked
+
+    def deliver(self, run: Run, clients: NDArray[np.int64], delivery: Delivery) -> Iterator[Package]:
+        """Record what each client receives."""
+        received = dict[int, Params]()
+        self._begin(run).deliveries.append(received)
+
+        def follow() -> Iterator[Package]:
+            for ids, package in super(_Recorded, self).deliver(run, clients, delivery):
+                made = replace(delivery, make=lambda: [(ids, package)])  # noqa: B023
+                for receivers, copied, _ in split_packages(made, clients):
+                    received.update({client: _copy(copied) for client in receivers.tolist()})
+                yield ids, package
+
+        return follow()
+
+    def collect(self, run: Run, parts: Iterable[TrainedClients], channel: Channel) -> Iterator[TrainedClients]:
+        """Record what each client sends."""
+        sent = dict[int, tuple[Params, float, float]]()
+        self._begin(run).channels.append(sent)
+        for name, value in {**channel.like, **channel.also}.items():
+            require(value.layout == torch.strided, f"'{name}' is no dense tensor")
+
+        def follow() -> Iterator[TrainedClients]:
+            for part in super(_Recorded, self).collect(run, parts, channel):
+                for place, client in enumerate(part.clients.tolist()):
+                    own = _copy(parameters.pick(part.params, place))
+                    like = parameters.outline({**channel.like, **channel.also})
+                    require(parameters.outline(own) == like, f"client {client} sends something in another form")
+                    sent[client] = own, float(part.weights[place]), float(part.loss[place])
+                yield part
+
+        return follow()
+
+    def relay(self, run: Run, table: ModelTable, wanted: Mapping[int, NDArray[np.int64]]) -> None:
+        """Record who asks for which rows, and the rows."""
+        asked, received = dict[int, tuple[Params, float, float]](), dict[int, Params]()
+        phase = self._begin(run)
+        phase.channels.append(asked)
+        phase.deliveries.append(received)
+        for client, ids in wanted.items():
+            mask = torch.zeros(len(run.clients), dtype=torch.bool)
+            mask[torch.from_numpy(np.sort(ids))] = True
+            asked[client] = {"wanted": mask}, 0.0, 0.0
+            if len(ids):
+                received[client] = {**table[np.sort(ids)], ":ids": torch.from_numpy(np.sort(ids))}
 
     def mean(self, run: Run, downloaded: Params) -> Average:
         """Return a mean that records uploads."""
-        self.rounds[-1].means += 1
-        self.rounds[-1].size = Encoding(downloaded, run.uploads).size(downloaded)
-        return _RecordedMean(run, downloaded, self.rounds[-1])
+        phase = self._begin(run)
+        phase.updates.add(len(phase.channels))
+        phase.channels.append({})
+        return _RecordedMean(run, downloaded, phase.channels[-1])
 
 
 class _RecordedMean(Average):
@@ -83,21 +138,185 @@ class _RecordedMean(Average):
 
     is_plain = False
 
-    def __init__(self, run: Run, downloaded: Params, played: _Round) -> None:
+    def __init__(self, run: Run, downloaded: Params, sent: dict[int, tuple[Params, float, float]]) -> None:
         super().__init__(run, downloaded)
-        self._round = played
+        self._sent = sent
 
     def add(self, params: Stacked, weights: NDArray[np.float64], clients: NDArray[np.int64]) -> None:
         received = self._run.upload(params, self._downloaded, clients)
         for place, client in enumerate(clients.tolist()):
-            upload = {name: value.clone() for name, value in parameters.pick(received, place).items()}
-            self._round.uploads.append((client, upload))
-            self._round.sent[client] = upload, float(weights[place])
+            self._sent[client] = _copy(parameters.pick(received, place)), float(weights[place]), 0.0
         self._uploads.add(received, weights)
         self._clients.append(clients)
 
 
-def require_read_from_downloads(
+class _Places:
+    """The recorded simulation of the small federation, a site for each group of clients, and the server."""
+
+    def __init__(self, method: str, plan: Mapping[str, Any], groups: Sequence[NDArray[np.int64]]) -> None:
+        self.name, self.code, self._plan = method, methods.load(method), plan
+        data = small.make_federation()
+        self.recorded, self.at_server = _Recorded(), AtServer(unpacks=False)
+        self.run = self._make_run(data, RunInputs(place=self.recorded))
+        self.server = self._make_run(keep_samples(data, NOBODY, declared=True), RunInputs(place=self.at_server))
+        self.sites = {
+            tuple(group.tolist()): self._make_run(
+                keep_samples(data, group), RunInputs(place=AtSite(sizes=data.sizes("train")))
+            )
+            for group in groups
+        }
+        self.states: dict[tuple[int, ...], State] = {}
+        self.state: State = {}
+        self.at_its_server: State = {}
+
+    def _make_run(self, data: Federation, inputs: RunInputs) -> Run:
+        settings = {key: value for key, value in self._plan.items() if key != "options"}
+        chosen = {"model": "mlp", "participation": 0.5, "batch_size": 4, **settings}
+        plan, cfg = config.build(Settings, chosen, ""), config.build(self.code.Config, self._plan["options"], self.name)
+        return create_run(self.code, cfg, data, plan, 0, replace(inputs, private_rng=partial(rng.generator, 0)))
+
+    def play(self, t: int) -> None:
+        """Play round ``t``, or the setup before the first, in all places; raises BrokenLawError if one differs."""
+        self.recorded.phase = _Phase()
+        self.state = self._advance(self.run, self.state, t)
+        if t < 0:
+            self._in_rows = kept_in_rows(self.code, self.state, len(self.run.clients))
+        phase, when = self.recorded.phase, "the setup" if t < 0 else f"round {t + 1}"
+        for group, run in self.sites.items():
+            asked = run.clients[np.isin(run.clients, group) & (np.isin(run.clients, phase.asked) | (t < 0))]
+            if len(asked):
+                state = poison(self.code, self.states.get(group, {}))
+                self.states[group] = self._at_one_site(run, state, asked, t, when)
+        replies = {
+            client: Reply(
+                trained=True,
+                complete={*range(len(phase.channels))},
+                sent={
+                    number: Sent(partial(_copy, sent[client][0]), *sent[client][1:])
+                    for number, sent in enumerate(phase.channels)
+                    if client in sent
+                },
+            )
+            for client in phase.asked.tolist()
+        }
+        self._at_server(replies, t, when)
+        self._compare_rows(phase.asked if t >= 0 else self.run.clients, when)
+
+    def _advance(self, run: Run, state: State, t: int) -> State:
+        if t < 0:
+            run.tables = 0
+            return loop.set_up(run, self.name, self.code).state
+        after, _ = loop.play_round(run, self.name, self.code, state, t)
+        return dict(after)
+
+    def _at_one_site(self, run: Run, state: State, asked: NDArray[np.int64], t: int, when: str) -> State:
+        """Play a phase at a site, and compare what it sends; returns the state after it."""
+        place, phase = run.inputs.place, self.recorded.phase
+        assert isinstance(place, AtSite)
+        self._bring(place, asked)
+        alone = f"{when}, client {asked[0]}" if len(asked) == 1 else when
+        try:
+            after = self._advance(run, state, t)
+        except Pending:
+            raise BrokenLawError(f"{alone}: waits for what was not delivered in the simulation") from None
+        except Exception as error:
+            text = describe_error(error)
+            raise BrokenLawError(f"clients cannot train if they know only what they download: {text}") from error
+        require(place.received == len(phase.deliveries), f"{alone}: receives less than was delivered")
+        require(len(place.channels) == len(phase.channels), f"{alone}: has other channels than in the simulation")
+        self._compare_sent(place, asked, when)
+        return after
+
+    def _bring(self, place: AtSite, asked: NDArray[np.int64]) -> None:
+        """Let what was delivered arrive at a site."""
+        place.reset()
+        place.asked, place.arrived = (
+            asked,
+            [
+                Arrived({c: c for c in asked.tolist() if c in packages}, partial(_read, packages))
+                for packages in self.recorded.phase.deliveries
+            ],
+        )
+
+    def _compare_sent(self, place: AtSite, asked: NDArray[np.int64], when: str) -> None:
+        sizes = self.run.federation.sizes("train")
+        depends = (
+            "depends on more than it downloaded" if len(asked) > 1 else "depends on the other clients of the round"
+        )
+        for number, sent in enumerate(self.recorded.phase.channels):
+            own = place.sent.get(number, {})
+            expected = {client: each for client, each in sent.items() if client in asked}
+            require(own.keys() == expected.keys(), "other clients upload at a site than in a simulation")
+            for client, (params, weight, _) in expected.items():
+                differing = [
+                    name for name, value in params.items() if _bytes(value) != _bytes(own[client][0].get(name))
+                ]
+                seen = f"{when}, client {client}: its upload {depends}"
+                require(
+                    not differing and params.keys() == own[client][0].keys(), f"{seen} ({', '.join(differing[:1])})"
+                )
+                require(weight == own[client][1], f"{seen} (its weight)")
+                if number in self.recorded.phase.updates and not 0 < weight <= sizes[client]:
+                    raise NotApplicable("an update weighs nothing, or more than its client has training samples")
+
+    def _at_server(self, replies: Mapping[int, Reply], t: int, when: str) -> None:
+        """Play a phase at the server, and compare its state and what it delivers."""
+        place, phase = self.at_server, self.recorded.phase
+        place.reset()
+        place.replies = replies
+        try:
+            self.at_its_server = self._advance(self.server, self.at_its_server, t)
+        except Exception as error:
+            text = "a channel is missing" if isinstance(error, Pending) else describe_error(error)
+            raise BrokenLawError(f"{when}: the server needs more than clients send: {text}") from error
+        expected, seen = (server_entries(self.code, each) for each in (self.state, self.at_its_server))
+        small.require_equal(expected, seen, f"{when}: what the server computes depends on samples")
+        require(len(place.deliveries) == len(phase.deliveries), f"{when}: the server delivers something else")
+        for (_, made), recorded in zip(place.deliveries, phase.deliveries, strict=True):
+            for client in phase.asked.tolist():
+                same = small.are_equal(made.get(client), recorded.get(client))
+                require(same, f"{when}: what the server delivers to client {client} depends on samples")
+
+    def _compare_rows(self, clients: NDArray[np.int64], when: str) -> None:
+        """Require that what is kept of each client is right at its site or, in a table, at the server."""
+        for group in self.sites:
+            own = np.intersect1d(clients, group)
+            here, there = (_rows_of(self.code, each, own, self._in_rows) for each in (self.state, self.states[group]))
+            server = _rows_of(self.code, self.at_its_server, own, self._in_rows)
+            for key, rows in here.items():
+                places = [there, server] if key.startswith("table ") else [there]
+                same = any(small.are_equal(rows, each.get(key)) for each in places)
+                if len(group) > 1:
+                    seen = f"{when}: what a client keeps depends on more than it downloaded"
+                else:
+                    seen = f"{when}: what a client keeps depends on the other clients of the round"
+                require(same, f"{seen} ('{key.partition(' ')[2]}')")
+
+    def personalize(self) -> None:
+        """Predict at the sites; raises BrokenLawError if predictions are others than those of the simulation."""
+        self.recorded.phase, self.recorded.is_over = _Phase(), True
+        expected = small.predict(self.name, self.run, self.state)
+        entries, data = final_entries(self.code, self.state), self.run.federation
+        for group, run in self.sites.items():
+            place, own = run.inputs.place, np.asarray(group)
+            assert isinstance(place, AtSite)
+            self._bring(place, own)
+            known = final_entries(self.code, self.states[group])
+            if parameters.outline(known) != parameters.outline(entries):
+                raise NotApplicable("the server's part of the state gets another form in the rounds")
+            state = replace_entries(poison(self.code, self.states[group]), entries)
+            try:
+                seen = small.predict(self.name, run, state, own)
+            except Exception as error:
+                text = "a delivery is missing" if isinstance(error, Pending) else describe_error(error)
+                raise BrokenLawError(f"clients cannot predict with what they receive: {text}") from error
+            for split, values in seen.items():
+                rows = np.searchsorted(data.rows_of(data.clients, split), data.rows_of(own, split))
+                difference = np.abs(values - expected[split][rows]).max(initial=0)
+                require(difference <= _ROUNDING, f"client {own[0]} predicts otherwise at a site ({difference:.1e})")
+
+
+def require_same_elsewhere(
     method: str,
     options: Mapping[str, Any],
     rounds: int = _MIN_ROUNDS,
@@ -105,98 +324,27 @@ def require_read_from_downloads(
     *,
     are_apart: bool = False,
 ) -> None:
-    """Raise BrokenLawError if a client's upload or what it keeps depends on more of the server than its downloads.
+    """Raise BrokenLawError if a method does not have the bytes of its simulation at sites and their server.
 
-    With ``are_apart``, each client is alone at its site, so that neither may depend on the other clients of the round.
-    Raises NotApplicable for a method that exchanges something else than the updates of which it takes one mean a round.
+    With ``are_apart``, each client is alone at its site and computes alone in the simulation too, so that nothing may
+    depend on the other clients of the round.
+    Raises NotApplicable for a method that exchanges something in another way than places know.
     """
     code = methods.load(method)
     if reason := describe_exchange(code):
         raise NotApplicable(reason)
-    plan: dict[str, Any] = {"options": options, "rounds": rounds, "upload": upload}
-    recorded, there = _Recorded(), AtSite()
-    run, site = (small.make_run(method, inputs=RunInputs(place=place), **plan) for place in (recorded, there))
-    state, own = loop.set_up(run, method, code).state, code.setup(site)
-    for t in range(-1, rounds):
-        before = dict.fromkeys(run.traffic, 0) if t < 0 else dict(run.traffic)
-        if t >= 0:
-            state, _ = loop.play_round(run, method, code, state, t)
-        played = recorded.rounds[t + 1] if len(recorded.rounds) > t + 1 else _Round()
-        if played.means > 1 and not are_apart:
-            return _require_same_uploads(method, options, rounds)
-        _require_one_mean(run, played, before, t)
-        if t < 0:
-            continue
-        uploads = dict[int, tuple[Params, float]]()
-        for asked in np.split(played.asked, len(played.asked)) if are_apart else [played.asked]:
-            there.asked, there.downloads = asked, played.downloads
-            try:
-                own, _ = loop.play_round(site, method, code, poison(code, own), t)
-            except ComputationError as error:
-                require(False, f"clients cannot train if they know only what they download: {error.message}")
-            uploads |= there.sent
-        require(uploads.keys() == played.sent.keys(), "other clients upload at a site than in a simulation")
-        depends = "depends on the other clients of the round" if are_apart else "depends on more than it downloaded"
-        for client, (sent, weight) in played.sent.items():
-            other, its_weight = uploads[client]
-            differing = [name for name, value in sent.items() if _bytes(value) != _bytes(other.get(name))]
-            seen = f"round {t + 1}, client {client}: its upload {depends}"
-            require(not differing and sent.keys() == other.keys(), f"{seen} ({', '.join(differing[:1])})")
-            require(weight == its_weight, f"{seen} (its weight)")
-        _require_same_rows(code, state, own, f"round {t + 1}: what a client keeps {depends}")
-
-
-class _Replayed(_Recorded):
-    """A simulation whose clients receive what those of the ``given`` one received."""
-
-    given: _Recorded
-
-    def __init__(self, given: _Recorded) -> None:
-        super().__init__()
-        object.__setattr__(self, "given", given)
-
-    def download(self, run: Run, params: Params, clients: NDArray[np.int64]) -> Params:
-        """Return what clients received at this place of the given simulation."""
-        super().download(run, params, clients)
-        t = len(self.rounds) - 1
-        sent, place = self.given.rounds[t].downloads, len(self.rounds[t].downloads) - 1
-        if place >= len(sent) or parameters.outline(sent[place]) != parameters.outline(params):
-            raise NotApplicable("what clients download depends on what the server computes")
-        return sent[place]
-
-
-def _require_same_uploads(method: str, options: Mapping[str, Any], rounds: int) -> None:
-    """Raise BrokenLawError if an upload depends on more of the server than downloads, with several means in a round.
-
-    Raises NotApplicable if the server sends in another way than by ``run.download``.
-    """
-    code = methods.load(method)
-    recorded = _Recorded()
-    replayed = _Replayed(recorded)
-    run, other = (
-        small.make_run(method, inputs=RunInputs(place=place), options=options, rounds=rounds)
-        for place in (recorded, replayed)
-    )
-    state, own = loop.set_up(run, method, code).state, loop.set_up(other, method, code).state
-    for t in range(rounds):
-        before = dict(run.traffic)
-        state, _ = loop.play_round(run, method, code, state, t)
-        played = recorded.rounds[t + 1]
-        down = [
-            parameters.size(params) * copies for params, copies in zip(played.downloads, played.copies, strict=True)
-        ]
-        if run.traffic["down"] - before["down"] != sum(down):
-            raise NotApplicable("the server sends in another way than by run.download")
-        try:
-            own, _ = loop.play_round(other, method, code, poison(code, own), t)
-        except ComputationError as error:
-            require(False, f"clients cannot train if they know only what they download: {error.message}")
-        others = replayed.rounds[t + 1].uploads
-        require([c for c, _ in played.uploads] == [c for c, _ in others], "other clients upload in a replayed round")
-        for (client, sent), (_, again) in zip(played.uploads, others, strict=True):
-            difference = small.find_difference(sent, again)
-            seen = f"round {t + 1}, client {client}: its upload depends on more than it downloaded"
-            require(not difference, f"{seen} ({difference})")
+    clients = small.make_federation().clients
+    groups = np.split(clients, len(clients)) if are_apart else [clients]
+    plan = {"options": options, "rounds": rounds, "upload": upload, "apart": are_apart}
+    places = _Places(method, plan, groups)
+    try:
+        for t in range(-1, rounds):
+            places.play(t)
+        places.personalize()
+    except BrokenLawError as broken:
+        if code.SENDS_MORE or code.KIND != "server":
+            raise NotApplicable(f"clients also send {code.SENDS_MORE or 'models to each other'}: {broken}") from broken
+        raise
 
 
 def find_obstacle(method: str, options: Mapping[str, Any], rounds: int, upload: Sequence[str]) -> str:
@@ -208,7 +356,7 @@ def find_obstacle(method: str, options: Mapping[str, Any], rounds: int, upload: 
     if not code.has_rounds:
         return _find_obstacle_after_rounds(method, options)
     rounds = min(max(rounds, _MIN_ROUNDS), small.MAX_ROUNDS)
-    test = partial(require_read_from_downloads, method, options, rounds, upload, are_apart=True)
+    test = partial(require_same_elsewhere, method, options, rounds, upload, are_apart=True)
     return admission.find_obstacle(test)
 
 
@@ -230,28 +378,20 @@ def describe_exchange(code: Method) -> str:
     """Return what a method exchanges that a deployment does not carry; empty if nothing is known."""
     if not code.has_rounds:
         return "the method has no rounds"
-    if code.KIND != "server":
+    if code.KIND not in ("server", "peer"):
         return "clients do not send updates to a server"
-    if code.NEEDS:
-        return f"the method needs a {code.NEEDS[0]}"
-    return f"clients also send {code.SENDS_MORE}" if code.SENDS_MORE else ""
+    return f"the method needs a {code.NEEDS[0]}" if code.NEEDS else ""
 
 
-def _require_one_mean(run: Run, played: _Round, before: Mapping[str, int], t: int) -> None:
-    """Raise NotApplicable unless a round is a download, an upload per client, and one mean; the setup is nothing."""
-    sent = {link: total - before[link] for link, total in run.traffic.items()}
-    if t < 0:
-        if any(sent.values()):
-            raise NotApplicable("clients exchange something before the first round")
-        return
-    if played.means != 1:
-        raise NotApplicable(f"the server takes {played.means} means in a round")
-    sizes = run.federation.sizes("train")
-    if not all(0 < weight <= sizes[client] for client, (_, weight) in played.sent.items()):
-        raise NotApplicable("an update weighs nothing, or more than its client has training samples")
-    down = sum(parameters.size(params) for params in played.downloads) * len(played.asked)
-    if sent != {"up": played.size * len(played.sent), "down": down, "peer": 0}:
-        raise NotApplicable("clients exchange more than a download and the update that the server averages")
+def keep_samples(data: Federation, clients: NDArray[np.int64] | Sequence[int], *, declared: bool = False) -> Federation:
+    """Return a federation with the samples of ``clients`` alone; with ``declared``, the others keep their numbers."""
+    blocks = [data.rows(int(client), "train", "validation", "test") for client in clients]
+    rows = np.concatenate([NOBODY, *blocks])
+    sizes = np.diff(data.offsets).reshape(-1, 3).copy()
+    others = np.setdiff1d(data.clients, np.asarray(clients, dtype=np.int64))
+    sizes[others] *= [int(declared), 0, 0]
+    offsets = np.concatenate([[0], np.cumsum(sizes.ravel())])
+    return replace(data, x=data.x[torch.from_numpy(rows)], y=data.y[torch.from_numpy(rows)], offsets=offsets)
 
 
 def poison(code: Method, state: State) -> State:
@@ -269,14 +409,29 @@ def _poison(value: Any) -> Any:
     return torch.zeros_like(value) - 1 if value.dtype != torch.bool else torch.ones_like(value)
 
 
-def _require_same_rows(code: Method, state: State, own: State, otherwise: str) -> None:
-    """Require that tables and what clients keep are the same, bit for bit."""
+def _rows_of(
+    code: Method, state: State, clients: NDArray[np.int64], in_rows: set[str], prefix: str = ""
+) -> dict[str, Any]:
+    """Return what is kept of clients (n,) in tables and in ``KEEPS``, by its kind and path."""
+    found = dict[str, Any]()
     for key, value in state.items():
-        if isinstance(value, ModelTable) or key in code.KEEPS:
-            require(small.are_equal(value, own.get(key)), f"{otherwise} ('{key}')")
-        elif isinstance(value, Mapping):
-            inner = own[key] if isinstance(own.get(key), Mapping) else {}
-            _require_same_rows(code, dict(value), inner, otherwise)
+        if isinstance(value, ModelTable):
+            found[f"table {prefix}{key}"] = value[clients]
+        elif key in code.KEEPS and key in in_rows:
+            found[f"keeps {prefix}{key}"] = value[torch.from_numpy(clients)]
+        elif isinstance(value, Mapping) and key not in code.KEEPS:
+            found |= _rows_of(code, dict(value), clients, in_rows, f"{prefix}{key}/")
+    return found
+
+
+def _copy(params: Params) -> Params:
+    return {name: value.clone() for name, value in params.items()}
+
+
+def _read(packages: Mapping[int, Params], holder: int, layout: Layout) -> Params:
+    """Return what was delivered to a client; raises BrokenLawError if it has another form than the method says."""
+    require(packages[holder].keys() == layout.keys(), "what is delivered has other tensors than the method says")
+    return _copy(packages[holder])
 
 
 def _bytes(value: torch.Tensor | None) -> bytes:

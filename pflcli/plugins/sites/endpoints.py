@@ -1,14 +1,15 @@
 """The server and a site of a deployment: a message in, a message out, and the state in a folder.
 
-Both play the rounds of a method by ``simulation.loop.play_round``, as a simulation does, and so give its bytes. Neither
-needs a process that stays: the server plays a round once to ask, and again to its end when the answers are there; a
-site plays it when it is asked. What a round changes is written to a folder of its own, which gets its name in one step.
-A killed process therefore repeats its round, with the same bytes, and a site that gets the same question again returns
-the answer that it has stored.
+Both play the phases of a method as a simulation does, the rounds by ``simulation.loop.play_round``, and so give its
+bytes. Neither needs a process that stays: the server plays a phase to ask, and again with every exchange of answers
+until its end; a site plays it when it is asked. What a phase changes is written to a folder of its own, which gets its
+name in one step, when the phase is over. A killed process therefore repeats its phase, with the same bytes, and a site
+that gets the same question again returns the answer that it has stored.
 
 A question says in which round the server last received an answer of the site, and the site continues from its state
 after that round. It keeps this state until the next answer has arrived: a round whose answer came too late is undone,
-as the site has dropped out of it, and a site without the state is an error.
+as the site has dropped out of it, and a site without the state is an error. If what clients have received in a phase
+does not hold any more, as another one has diverged or is gone, the server begins another attempt at it.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -31,49 +34,67 @@ from pflcli.artifacts import csv_file, disk
 from pflcli.core import foreign, parameters, sources
 from pflcli.core.errors import ComputationError, InputError
 from pflcli.core.federation import uploads
-from pflcli.core.federation.run import Run, RunInputs
-from pflcli.core.federation.uploads import Step
+from pflcli.core.federation.run import NOBODY, Run, RunInputs
 from pflcli.core.methods import Method, State
-from pflcli.core.parameters import Params, Stacked
+from pflcli.core.parameters import Params
 from pflcli.core.parameters.model_table import ModelTable
 from pflcli.core.settings import Settings
 from pflcli.core.simulation import absences, loop
-from pflcli.core.simulation.progress import Row, tables
+from pflcli.core.simulation.progress import Progress, Row, tables
 from pflcli.core.wording import listed
 from pflcli.plugins.sites import messages
-from pflcli.plugins.sites.messages import VERSION, Answer, ClientResult, Final, Layout, Message, Question
-from pflcli.plugins.sites.places import AtServer, AtSite, Pending, Reply
+from pflcli.plugins.sites.messages import (
+    VERSION,
+    Answer,
+    ClientResult,
+    Completed,
+    Final,
+    Layout,
+    Message,
+    Pattern,
+    Patterns,
+    Question,
+    SentByClient,
+)
+from pflcli.plugins.sites.places import Arrived, AtServer, AtSite, Pending, Reply, Sent, unpack
 from pflcli.workflow.training import checkpoint, state_files
 
+_PIECE_BYTES = 1 << 20
 _MAX_NUMBER = float(np.finfo(np.float32).max)
 """Maximum training loss, and weight of one, in an answer: sums of their products are finite."""
 _STATE, _ANSWER, _ROUNDS, _ATTENDANCE = "state.safetensors", "answer.msg", "rounds.csv", "attendance.json"
 """The files in the folder of a round."""
+_PHASE, _ATTEMPT = "phase", "attempt.json"
+"""The folder with the messages of a phase that is not over, at a site, and the file of its attempt, at the server."""
+_ENTRY = "state/"
+"""The beginning of the names of tensors with the server's part of the state."""
 
 
 @dataclass(frozen=True)
 class Terms:
     """What the server and all sites have agreed on.
 
-    ``federation`` is its hash, ``sites`` are the clients of each site by name. ``downloads`` and ``upload`` are the
-    layouts of what a client downloads in a round, one after the other, and of what it sends. ``versions`` are those
-    that ``sources.read_versions`` returned where the federation was made.
+    ``federation`` is its hash, ``sites`` are the clients of each site by name, and ``patterns`` what each client
+    exchanges. ``versions`` are those that ``sources.read_versions`` returned where the federation was made.
     """
 
     federation: str
     method: str
     sites: Mapping[str, tuple[int, ...]]
-    downloads: tuple[Layout, ...] = ()
-    upload: Layout = field(default_factory=Layout)
+    patterns: Patterns = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
 
-    def layout_of_uploads(self, clients: Iterable[int]) -> Layout:
-        """Return the layout of an answer with the uploads of these clients."""
-        return {f"{client}/{name}": form for client in clients for name, form in self.upload.items()}
+    def patterns_of(self, number: int, rounds: int) -> tuple[Pattern, ...]:
+        """Return what may be exchanged in phase ``number``: 0 is the setup, and what follows ``rounds`` the last."""
+        return self.patterns.get("setup" if number == 0 else "round" if number <= rounds else "personalize", ())
 
     def max_head(self, clients: int) -> int:
         """Return the maximum bytes of the head of a question to ``clients``, or of their answer."""
-        return messages.max_head(clients, max(len(self.upload), sum(map(len, self.downloads))))
+        patterns = [pattern for each in self.patterns.values() for pattern in each]
+        tensors = [
+            sum(map(len, each.deliveries)) + sum(1 + len(form.layout) for form in each.channels) for each in patterns
+        ]
+        return messages.max_head(clients, max(tensors, default=0))
 
 
 def find_other_code(agreed: Mapping[str, str], own: Mapping[str, str]) -> str:
@@ -94,27 +115,38 @@ def find_other_packages(agreed: Mapping[str, str], own: Mapping[str, str]) -> st
 
 
 class Server:
-    """The server of a deployment, whose state is in ``folder``: a checkpoint after each round."""
+    """The server of a deployment, whose state is in ``folder``: a checkpoint after each phase."""
 
     def __init__(self, terms: Terms, method: Method, run: Run, folder: Path) -> None:
-        """Continue after the last round in ``folder``, if there is one. ``run`` has no sample, but their numbers."""
+        """Continue after the last phase in ``folder``, if there is one. ``run`` has no sample, but their numbers."""
         self.terms, self.folder = terms, folder
         self._method, self.run = method, run
         assert isinstance(run.inputs.place, AtServer)
         self._place = run.inputs.place
         self.attendance: dict[int, dict[int, bool]] = {}
         """whether each client that was asked answered, by round from 1"""
-        if (last := _find_last_round(folder)) is None:
-            self.progress = loop.set_up(run, terms.method, method)
-            return
-        self.progress, run.traffic, run.engine.mode = checkpoint.unpack(
-            (last / _STATE).read_bytes(), last / _STATE, run
-        )
-        with foreign.parsing(str(last / _ATTENDANCE), "JSON"):
-            for number, clients in json.loads((last / _ATTENDANCE).read_text()).items():
-                self.attendance[int(number)] = {int(client): bool(answered) for client, answered in clients.items()}
-        if run.privacy is not None and self.progress.rows:
-            run.privacy.resume(len(self.progress.rows) - 1, self.progress.rows[-1])
+        self.progress = Progress({})
+        self._closed, self._number = -1, 0
+        """the last phase that is closed, and the number of the last question"""
+        self._asked = NOBODY
+        """the clients that were asked in this phase, in any attempt"""
+        if (last := _find_last_round(folder)) is not None:
+            self._closed = _number(last)
+            self.progress, run.traffic, run.engine.mode = checkpoint.unpack(
+                (last / _STATE).read_bytes(), last / _STATE, run
+            )
+            with foreign.parsing(str(last / _ATTENDANCE), "JSON"):
+                facts = json.loads((last / _ATTENDANCE).read_text())
+                self._number = int(facts["messages"])
+                for number, clients in facts["rounds"].items():
+                    self.attendance[int(number)] = {int(client): bool(answered) for client, answered in clients.items()}
+            if run.privacy is not None and self.progress.rows:
+                run.privacy.resume(len(self.progress.rows) - 1, self.progress.rows[-1])
+        self._begin_phase()
+        if self._closed < 0 and not self._patterns:
+            self._play()
+            self._closed = 0
+            self._begin_phase()
 
     @property
     def rounds(self) -> int:
@@ -122,78 +154,175 @@ class Server:
         return len(self.progress.rows)
 
     @property
+    def phase(self) -> int:
+        """The number of the phase that is open: 0 is the setup."""
+        return self._closed + 1
+
+    @property
+    def _rounds(self) -> int:
+        return self.run.settings.rounds if self._method.has_rounds else 0
+
+    @property
+    def _patterns(self) -> tuple[Pattern, ...]:
+        return self.terms.patterns_of(self.phase, self._rounds)
+
+    @property
     def is_finished(self) -> bool:
-        """Whether all rounds are closed."""
-        return not self._method.has_rounds or self.rounds >= self.run.settings.rounds
+        """Whether all phases are closed."""
+        return self.phase > self._rounds and not (self.phase == self._rounds + 1 and self._patterns)
 
-    def ask(self) -> tuple[dict[str, Question], Params]:
-        """Return the question of the next round to each site that has clients in it, and the tensors of all questions.
+    def _begin_phase(self) -> None:
+        """Begin the next phase, or the attempt at it that was begun before this process was started."""
+        self._asked, self._place.gone, self._diverged, self._attempt = NOBODY, (), set[int](), 1
+        stored = self.folder / _ATTEMPT
+        if stored.is_file():
+            with foreign.parsing(str(stored), "JSON"):
+                facts = json.loads(stored.read_text())
+                if facts["phase"] == self.phase:
+                    self._attempt, self._number = facts["attempt"], facts["messages"]
+                    self._asked = np.asarray(facts["asked"], dtype=np.int64)
+                    self._place.gone, self._diverged = facts["gone"], set(facts["diverged"])
+        self._begin_attempt()
 
-        Rounds without a client to ask are closed.
-        """
-        while not self.is_finished:
-            self._place.replies, self._place.losses, self._place.absent = None, (), ()
+    def _begin_attempt(self) -> None:
+        self._delivered: list[dict[int, str]] = []
+        """the hash of what each client has received, by delivery"""
+        self._exchange, self._hashes, self._open = 0, dict[str, str](), dict[str, Question]()
+        self._place.replies = {client: Reply(diverged=True) for client in self._diverged}
+        self._losses: dict[str, list[tuple[float, float]]] = {}
+        self._place.losses = ()
+
+    def _repeat_phase(self) -> None:
+        """Begin another attempt at the phase, as clients received what does not hold any more."""
+        self._attempt += 1
+        self._diverged |= {client for client, reply in self._place.replies.items() if reply.diverged}
+        facts = {
+            "phase": self.phase,
+            "attempt": self._attempt,
+            "messages": self._number,
+            "asked": self._asked.tolist(),
+            "gone": [*self._place.gone],
+            "diverged": sorted(self._diverged),
+        }
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            temporary = self.folder / f"{_ATTEMPT}.tmp"
+            disk.write(temporary, [json.dumps(facts).encode()])
+            temporary.replace(self.folder / _ATTEMPT)
+        except OSError as error:
+            raise disk.write_error(f"cannot write {self.folder / _ATTEMPT}", self.folder, error) from None
+        self._begin_attempt()
+
+    def ask(self) -> dict[str, Question]:
+        """Return the next question to each site that has clients in the phase; phases without a question are closed."""
+        while not self._open and not self.is_finished:
+            self._advance()
+        return self._open
+
+    def _advance(self) -> Row | None:
+        """Play the phase as far as possible, then ask or close it; returns the row of a round that is closed."""
+        while True:
             try:
                 row = self._play()
             except Pending:
-                return self._questions(), self._question_tensors()
-            self._commit(row, {})
-        return {}, {}
+                hashes = self._hash_deliveries()
+                if self._is_stale(hashes):
+                    self._repeat_phase()
+                    continue
+                self._open = self._questions(hashes)
+                return None
+            self._commit(row)
+            return row
 
-    def _questions(self) -> dict[str, Question]:
-        asked, number = set(self._place.asked.tolist()), self.rounds + 1
-        chosen = {site: tuple(c for c in clients if c in asked) for site, clients in self.terms.sites.items()}
-        return {
-            site: Question(VERSION, self.terms.federation, site, number, self._last_round(site), clients)
-            for site, clients in chosen.items()
-            if clients
+    def _hash_deliveries(self) -> list[dict[int, str]]:
+        """Return the hash of what each client receives in the last play, by delivery."""
+        self._asked = np.union1d(self._asked, self._place.asked)
+        return [_hash_packages(packages) for _, packages in self._place.deliveries]
+
+    def _is_stale(self, hashes: list[dict[int, str]]) -> bool:
+        """Return whether a client that is asked has received something else in this attempt."""
+        pairs = [*zip(self._delivered, hashes, strict=False)]
+        return any(before.get(c) != now.get(c) for before, now in pairs for c in self._place.asked.tolist())
+
+    def _require_delivered(self) -> None:
+        """Raise Pending, which undoes the play, unless clients have received all that it has delivered."""
+        hashes = self._hash_deliveries()
+        if len(hashes) > len(self._delivered) or self._is_stale(hashes):
+            self._place.awaited = None
+            raise Pending
+
+    def _questions(self, hashes: list[dict[int, str]]) -> dict[str, Question]:
+        asked, first = set(self._place.asked.tolist()), len(self._delivered)
+        self._delivered, self._number = hashes, max(self._number + 1, self.phase)
+        questions = {}
+        for site, clients in self.terms.sites.items():
+            if chosen := tuple(client for client in clients if client in asked):
+                holders = tuple(_share(hashes[k], chosen) for k in range(first, len(hashes)))
+                questions[site] = Question(
+                    version=VERSION,
+                    federation=self.terms.federation,
+                    site=site,
+                    number=self._number,
+                    round=self.phase,
+                    last_round=self._last_round(site),
+                    attempt=self._attempt,
+                    exchange=self._exchange,
+                    previous=self._hashes.get(site, ""),
+                    clients=chosen,
+                    first=first,
+                    deliveries=holders,
+                )
+        self._exchange += 1
+        return questions
+
+    def tensors(self, question: Question) -> Params:
+        """Return the tensors of a question of ``ask``: what is delivered, and before clients personalize the state."""
+        delivered = {
+            f"{number}/{holder}/{name}": value
+            for number, holders in enumerate(question.deliveries, question.first)
+            for holder in dict(holders).values()
+            for name, value in self._place.deliveries[number][1][holder].items()
         }
+        if question.round <= self._rounds or question.exchange:
+            return delivered
+        entries = final_entries(self._method, self.progress.state)
+        return {**delivered, **{f"{_ENTRY}{name}": value for name, value in entries.items()}}
 
     def _last_round(self, site: str) -> int:
-        """Return the last round in which a site answered, from 1; 0 if there is none."""
+        """Return the last phase in which a site answered; 0 if there is none, or the setup."""
         clients = self.terms.sites[site]
         rounds = reversed(self.attendance.items())
         return next((number for number, answered in rounds if any(answered.get(client) for client in clients)), 0)
 
-    def _question_tensors(self) -> Params:
-        return {
-            f"{place}/{name}": value
-            for place, params in enumerate(self._place.downloads)
-            for name, value in params.items()
-        }
-
-    def exchanged(self) -> tuple[tuple[Layout, ...], Layout]:
-        """Return the layouts of a client's downloads and of its upload, after ``ask``."""
-        assert self._place.uploaded is not None
-        sent = _pack(self.run.uploads, self._place.uploaded, self._place.uploaded)
-        return tuple(parameters.outline(params) for params in self._place.downloads), parameters.outline(sent)
-
     def max_bytes(self, question: Question) -> int:
         """Return the maximum size of a file with the answer to a ``question``."""
         clients = len(question.clients)
-        return 8 + self.terms.max_head(clients) + clients * messages.size(self.terms.upload)
+        sizes = [sum(messages.size(form.layout) for form in each.channels) for each in self._patterns]
+        return 8 + self.terms.max_head(clients) + clients * max(sizes, default=0)
 
     def check(self, path: Path, question: Question, digest: str) -> Message:
         """Return the answer in a file to a ``question`` with this SHA-256; raises InputError if it does not fit.
 
-        A round can be closed with every answer that fits, whatever is in it.
+        A phase can be closed with every answer that fits, whatever is in it.
         """
         with foreign.parsing(str(path), "the answer of a site"):
             head = self.terms.max_head(len(question.clients))
             message = messages.read(path, Answer, self.terms.federation, question.site, head)
             self._check_head(path, message.head, question, digest)
-            sent = [result.client for result in message.head.clients if result.weight is not None]
-            message.require_layout(self.terms.layout_of_uploads(sent))
-            for client in sent:
-                if not parameters.finite(_stack_one(self._reader(message, client)())).all():
-                    raise InputError(f"{path} has a number that is not finite, or too large")
+            message.require_one_of(self._patterns, partial(_layout_of_answer, message.head))
+            for channel in message.head.channels:
+                for sent in channel.sent:
+                    upload = message.tensors(f"{channel.number}/{sent.client}/")
+                    start = self._place.starts.get(channel.number)
+                    if start is not None and not messages.are_finite(unpack(self.run.uploads, upload, start)):
+                        raise InputError(f"{path} has a number that is not finite, or too large")
         return message
 
     def _check_head(self, path: Path, answer: Answer, question: Question, digest: str) -> None:
         """Raise InputError if an answer does not belong to a question, or says what no site can say."""
         if answer.round != question.round:
             raise InputError(f"{path} answers round {answer.round}, not round {question.round}")
-        if answer.question != digest:
+        if answer.question != digest or (answer.attempt, answer.exchange) != (question.attempt, question.exchange):
             raise InputError(f"{path} answers another message of round {question.round}")
         if answer.last_round != question.last_round:
             raise InputError(
@@ -202,209 +331,401 @@ class Server:
             )
         if difference := find_other_code(self.terms.versions, answer.versions):
             raise InputError(f"{path} is by {difference}", f"install pfl {self.terms.versions.get('pfl')} at the site")
+        results = {result.client: result for result in answer.clients}
         if tuple(result.client for result in answer.clients) != question.clients:
             raise InputError(f"{path} does not answer for the clients {list(question.clients)} that were asked")
-        for result in answer.clients:
-            if result.trained is (result.weight is None) or (result.trained and result.diverged):
-                raise InputError(f"{path}: client {result.client} has an upload that does not fit its result")
-            if result.weight is not None and not 0 < result.weight < math.inf:
-                raise InputError(f"{path}: the weight of client {result.client} is not a positive number")
+        if any(each.diverged and (each.trained or not 1 <= answer.round <= self._rounds) for each in answer.clients):
+            raise InputError(f"{path}: a client has diverged, and has trained or is in no round")
+        present = [client for client, result in results.items() if not result.diverged]
+        self._check_channels(path, answer, present)
         for loss, weight in answer.losses:
             if not 0 <= weight <= _MAX_NUMBER or abs(loss or 0.0) > _MAX_NUMBER:
                 raise InputError(f"{path} has a loss or a weight that is not finite, or too large")
+
+    def _check_channels(self, path: Path, answer: Answer, present: Sequence[int]) -> None:
+        """Raise InputError unless the channels are those that the server waits for, and clients may send over them."""
+        known = {client: self._place.replies.get(client, Reply()).complete for client in present}
+        numbers = [channel.number for channel in answer.channels]
+        if len(set(numbers)) < len(numbers) or any(set(numbers) & complete for complete in known.values()):
+            raise InputError(f"{path} has a channel twice")
+        if present and self._place.awaited is not None and self._place.awaited not in numbers:
+            raise InputError(f"{path} lacks what the server waits for")
+        most = max((len(each.channels) for each in self._patterns), default=0)
+        for channel in answer.channels:
+            if channel.number >= most:
+                raise InputError(f"{path}: there is no channel {channel.number} in round {answer.round}")
+            senders = [sent.client for sent in channel.sent]
+            if len(set(senders)) < len(senders) or not set(senders) <= set(present):
+                raise InputError(f"{path} sends for a client that is not asked, or has diverged")
+            for sent in channel.sent:
+                if not 0 <= sent.weight < math.inf or abs(sent.loss or 0.0) > _MAX_NUMBER:
+                    raise InputError(f"{path}: the weight or loss of client {sent.client} is not a positive number")
+        if 1 <= answer.round <= self._rounds:
+            self._check_updates(path, answer)
+
+    def _check_updates(self, path: Path, answer: Answer) -> None:
+        """Raise InputError unless the clients that have trained are those that send an update."""
+        updates = [channel for channel in answer.channels if self._is_update(channel.number)]
+        weights = {sent.client: sent.weight for channel in updates for sent in channel.sent}
+        for result in answer.clients if updates else ():
+            if result.trained is (result.client not in weights):
+                raise InputError(f"{path}: client {result.client} has an upload that does not fit its result")
+        if 0 in weights.values():
+            raise InputError(f"{path}: the weight of an update is not a positive number")
+
+    def _is_update(self, number: int) -> bool:
+        return any(number < len(each.channels) and each.channels[number].is_update for each in self._patterns)
 
     def max_weight(self, client: int) -> float:
         """Return the number of training samples that the federation knows of a client: no upload weighs more."""
         return float(self.run.federation.sizes("train")[client])
 
-    def close(self, answers: Mapping[str, Message]) -> Row:
-        """Play the round that was asked with these answers by site, and write the state after it; return its row.
+    def close(self, answers: Mapping[str, Message]) -> Row | None:
+        """Take the answers to the last questions by site; returns the row of the phase if it is closed with them.
 
-        Clients of sites without an answer count as dropped out.
+        Clients of sites without an answer count as dropped out. Raises ComputationError if one is missing in the setup,
+        of which all clients need to know.
         """
-        replies, losses = dict[int, Reply](), list[tuple[float, float]]()
-        for message in answers.values():
+        asked, answered = set(self._place.asked.tolist()), set[int]()
+        replies = dict(self._place.replies)
+        for site, message in answers.items():
+            self._hashes[site] = message.head.question
+            self._losses[site] = [(math.nan if loss is None else loss, weight) for loss, weight in message.head.losses]
             for result in message.head.clients:
-                reader = None if result.weight is None else self._reader(message, result.client)
-                weight = min(result.weight or 0.0, self.max_weight(result.client))
-                replies[result.client] = Reply(result.trained, result.diverged, weight, reader)
-            losses += [(math.nan if loss is None else loss, weight) for loss, weight in message.head.losses]
-        answered = {client: client in replies for client in self._place.asked.tolist()}
-        self._place.replies, self._place.losses = replies, losses
-        self._place.absent = [client for client in answered if not answered[client]]
-        row = self._play()
-        self._commit(row, answered)
+                answered.add(result.client)
+                reply = replies.get(result.client, Reply())
+                reply = Reply(result.trained, result.diverged, set(reply.complete), dict(reply.sent))
+                reply.complete |= {channel.number for channel in message.head.channels}
+                replies[result.client] = reply
+            for channel in message.head.channels:
+                for sent in channel.sent:
+                    weight = min(sent.weight, self.max_weight(sent.client))
+                    read = partial(message.tensors, f"{channel.number}/{sent.client}/")
+                    loss = math.nan if sent.loss is None else sent.loss
+                    replies[sent.client].sent[channel.number] = Sent(read, weight, loss)
+        if (missing := asked - answered) and self.phase == 0:
+            raise ComputationError(f"the setup needs all clients, and {len(missing)} did not answer")
+        self._place.replies = replies
+        self._place.gone = sorted({*self._place.gone, *missing})
+        here = {site for site, clients in self.terms.sites.items() if not {*clients} & {*self._place.gone}}
+        self._place.losses = [pair for site, pairs in self._losses.items() if site in here for pair in pairs]
+        self._open = {}
+        return self._advance()
+
+    def _play(self) -> Row | None:
+        """Play the open phase; returns the row of a round. Raises Pending if it needs answers."""
+        run, number = self.run, self.phase
+        self._place.reset()
+        before = dict(run.traffic)
+        row = None
+        try:
+            if number == 0:
+                run.tables = 0
+                progress = loop.set_up(run, self.terms.method, self._method)
+                self._require_delivered()
+                self.progress = progress
+            elif number <= self._rounds:
+                with self.progress.round(run):
+                    state = self.progress.state
+                    self.progress.state, row = loop.play_round(run, self.terms.method, self._method, state, number - 1)
+                    self._require_delivered()
+                    self.progress.rows.append(row)
+            else:
+                self._place.asked = np.setdiff1d(run.clients, [*self._place.gone])
+                with run.personalizing():
+                    self._method.personalize(run, self.progress.state, NOBODY)
+                self._require_delivered()
+        except Pending:
+            run.traffic = before
+            raise
         return row
 
-    def _reader(self, message: Message, client: int) -> Callable[[], Params]:
-        def read() -> Params:
-            assert self._place.uploaded is not None
-            return _unpack(self.run.uploads, message.tensors(f"{client}/"), self._place.uploaded)
-
-        return read
-
-    def _play(self) -> Row:
-        with self.progress.round(self.run):
-            t, state = self.rounds, self.progress.state
-            self.progress.state, row = loop.play_round(self.run, self.terms.method, self._method, state, t)
-            self.progress.rows.append(row)
-        return row
-
-    def _commit(self, row: Row, answered: dict[int, bool]) -> None:
-        if answered:
-            self.attendance[self.rounds] = answered
+    def _commit(self, row: Row | None) -> None:
+        number = self.phase
+        if number and len(self._asked):
+            gone = {*self._place.gone}
+            self.attendance[number] = {client: client not in gone for client in self._asked.tolist()}
         rows = absences.count_clients([*self.progress.before, *self.progress.rows])
         files = {
             _STATE: [checkpoint.pack(self.run, self.progress)],
             _ROUNDS: [csv_file.encode_rounds(rows)],
-            _ATTENDANCE: [json.dumps(self.attendance).encode()],
+            _ATTENDANCE: [json.dumps({"messages": self._number, "rounds": self.attendance}).encode()],
         }
-        _write_round(self.folder, self.rounds, files)
+        _write_round(self.folder, number, files)
+        self._closed = number
+        self._begin_phase()
 
     def final(self, site: str) -> tuple[Final, Params]:
         """Return the last message to a site, and its tensors."""
         head = Final(VERSION, self.terms.federation, site, self.rounds, self._last_round(site))
-        known = server_entries(self._method, self._method.setup(self.run))
-        entries = server_entries(self._method, self.progress.state)
-        return head, {name: entries[name] for name in known}
+        return head, final_entries(self._method, self.progress.state)
+
+
+def _hash_packages(packages: Mapping[int, Params]) -> dict[int, str]:
+    """Return the SHA-256 of what each client receives."""
+    known = {id(package): parameters.digest(package) for package in packages.values()}
+    return {client: known[id(package)] for client, package in packages.items()}
+
+
+def _share(hashes: Mapping[int, str], clients: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Return the ``clients`` that receive something, each with the first of them that receives the same."""
+    first = dict[str, int]()
+    return tuple((client, first.setdefault(hashes[client], client)) for client in clients if client in hashes)
+
+
+def _layout_of_answer(answer: Answer, pattern: Pattern) -> Layout:
+    """Return the tensors of an answer by a pattern, without channels that it has not."""
+    return {
+        f"{channel.number}/{sent.client}/{name}": form
+        for channel in answer.channels
+        if channel.number < len(pattern.channels)
+        for sent in channel.sent
+        for name, form in pattern.channels[channel.number].layout.items()
+    }
+
+
+def _layout_of_question(question: Question, pattern: Pattern) -> Layout:
+    """Return the tensors of a question by a pattern, without deliveries that it has not."""
+    return {
+        f"{number}/{holder}/{name}": form
+        for number, holders in enumerate(question.deliveries, question.first)
+        if number < len(pattern.deliveries)
+        for holder in dict(holders).values()
+        for name, form in pattern.deliveries[number].items()
+    }
 
 
 class Site:
     """A site of a deployment, whose state is in ``folder``: what its clients keep after the last two of its rounds."""
 
     def __init__(self, terms: Terms, method: Method, run: Run, site: str, folder: Path) -> None:
-        """Continue after the last round in ``folder``, if there is one. ``run`` has the samples of this site alone."""
+        """Continue after the last phase in ``folder``, if there is one. ``run`` has the samples of this site alone."""
         self.terms, self.site, self.folder = terms, site, folder
         self._method, self.run = method, run
         assert isinstance(run.inputs.place, AtSite)
         self._place = run.inputs.place
-        self._steps = tuple(uploads.load(step) for step in run.settings.upload)
         self._clients = np.asarray(terms.sites[site], dtype=np.int64)
-        self.state = method.setup(run)
-        self._last = _find_last_round(folder)
-        if self._last is not None:
-            self._restore(self._last / _STATE)
+        self._rounds = run.settings.rounds if method.has_rounds else 0
+        self.state: State = {}
+        self._in_rows: set[str] = set()
+        """what clients keep in a row each"""
+        self._return_to(_find_last_round(folder))
+
+    def _return_to(self, last: Path | None) -> None:
+        """Take the state in the folder of a phase; None is the state before the first one."""
+        self._last = last
+        self._set_up(self._read_deliveries(_folder_of_round(self.folder, 0)))
+        if last is not None and _number(last):
+            self._restore(last / _STATE)
+
+    def _set_up(self, arrived: Sequence[Arrived]) -> bool:
+        """Let the method set up its state; returns whether all deliveries for that have arrived."""
+        self._place.asked, self._place.arrived, self.run.tables = self._clients, arrived, 0
+        try:
+            self.state = loop.set_up(self.run, self.terms.method, self._method).state
+        except Pending:
+            return False
+        self._in_rows = kept_in_rows(self._method, self.state, len(self.run.clients))
+        return True
 
     @property
     def rounds(self) -> int:
-        """The last round that this site has played, from 1; 0 before the first."""
+        """The last phase that this site has played; 0 before the first round."""
         return 0 if self._last is None else _number(self._last)
 
     def answer(self, path: Path) -> Path:
-        """Answer the question in a file, write the state, and return the file of the answer.
+        """Answer the question in a file, write the state if the phase is over, and return the file of the answer.
 
-        The question that was answered last gets the same answer again. Raises InputError for a message that does not
-        fit, ComputationError if the method fails.
+        A question that was answered before in the phase gets the same answer again. Raises InputError for a message
+        that does not fit, ComputationError if the method fails.
         """
         head = self.terms.max_head(len(self._clients))
         message = messages.read(path, Question, self.terms.federation, self.site, head)
         question: Question = message.head
         digest = messages.hash_file(message.path)
-        if not 1 <= question.round <= self.run.settings.rounds:
-            raise InputError(f"{path} is for round {question.round} of {self.run.settings.rounds}")
-        if question.round <= self.rounds:
-            return self._stored_answer(path, question, digest)
-        if not question.clients or question.clients != tuple(
-            c for c in self._clients.tolist() if c in question.clients
-        ):
+        patterns = self.terms.patterns_of(question.round, self._rounds)
+        if question.round > self._rounds + 1 or not patterns:
+            raise InputError(f"{path} is for round {question.round} of {self._rounds}")
+        if (stored := self._stored_answer(path, question, digest)) is not None:
+            return stored
+        own = tuple(client for client in self._clients.tolist() if client in question.clients)
+        if not question.clients or question.clients != own:
             raise InputError(
                 f"{path} asks clients {list(question.clients)}; those of {self.site} are {self._clients.tolist()}"
             )
-        layouts = enumerate(self.terms.downloads)
-        message.require_layout({f"{place}/{name}": form for place, each in layouts for name, form in each.items()})
+        if not {pair for holders in question.deliveries for pair in holders} <= {(c, h) for c in own for h in own}:
+            raise InputError(f"{path} delivers to clients that it does not ask")
+        self._continue_after(question, path)
+        known = {}
+        if question.round > self._rounds and not question.exchange:
+            entries = parameters.outline(final_entries(self._method, self.state))
+            known = {f"{_ENTRY}{name}": form for name, form in entries.items()}
+        message.require_one_of(patterns, lambda pattern: {**_layout_of_question(question, pattern), **known})
+        arrived = self._store_question(message, digest)
         self._place.asked = np.asarray(question.clients, dtype=np.int64)
-        self._place.downloads = [message.tensors(f"{place}/") for place in range(len(self.terms.downloads))]
-        self._continue_after(question.last_round, path)
-        self._play(question.round - 1)
-        answer, tensors = self._answer(question, digest)
-        sent = [result.client for result in answer.clients if result.weight is not None]
-        if parameters.outline(tensors) != self.terms.layout_of_uploads(sent):
+        is_over = self._play(question.round, arrived)
+        answer, tensors = self._answer(question, digest, is_over=is_over)
+        if misfit := messages.find_misfit(patterns, partial(_layout_of_answer, answer), parameters.outline(tensors)):
+            shutil.rmtree(self.folder / _PHASE, ignore_errors=True)
             raise ComputationError(
                 f"{self.terms.method}, round {question.round}: the method would send other tensors than those that pfl"
-                " site check has shown; no answer was written"
+                f" site check has shown ({misfit}); no answer was written"
             )
-        state = bytes(save(state_files.flatten(self._kept())))
-        files = {_STATE: [state], _ANSWER: messages.pieces(answer, tensors)}
+        pieces = messages.pieces(answer, tensors)
+        if not is_over:
+            return _write_file(self.folder / _PHASE / f"answer-{question.exchange}.msg", pieces)
+        files = {_STATE: [bytes(save(state_files.flatten(self._kept())))], _ANSWER: pieces}
+        if not 1 <= question.round <= self._rounds:  # later processes read what was delivered
+            files |= {each.name: [each.read_bytes()] for each in sorted((self.folder / _PHASE).glob("question-*.msg"))}
         self._last = _write_round(self.folder, question.round, files, keep=question.last_round)
+        shutil.rmtree(self.folder / _PHASE, ignore_errors=True)
         return self._last / _ANSWER
 
-    def _continue_after(self, number: int, path: Path) -> None:
-        """Take the state after a round, the last one whose answer has arrived; raises InputError if it is lost.
+    def _stored_answer(self, path: Path, question: Question, digest: str) -> Path | None:
+        """Return the answer that was given to a question before; raises InputError for one that is late."""
+        for copy in sorted((self.folder / _PHASE).glob("question-*.msg")):
+            stored = copy.with_name(copy.name.replace("question", "answer"))
+            if stored.exists() and messages.hash_file(copy) == digest:
+                return stored
+        if self._last is None or question.round > self.rounds:
+            return None
+        stored_head = self._read_answer().head
+        if stored_head.question == digest:
+            return self._last / _ANSWER
+        if question.round < self.rounds:
+            raise InputError(
+                f"{path} is late: it is for round {question.round}, and {self.site} has played round {self.rounds}"
+            )
+        if question.attempt == stored_head.attempt:
+            raise InputError(
+                f"{path} is another message of round {question.round} than the one that {self.site} answered"
+            )
+        return None
 
-        That is the last round played or, if its answer did not arrive, the one before it.
+    def _store_question(self, message: Message, digest: str) -> list[Arrived]:
+        """Copy a question beside the earlier ones of its phase; returns the deliveries that have arrived by then.
+
+        Raises InputError if an earlier one is missing.
         """
-        if number == self.rounds or len(self._kept()) == 1:  # all sites that keep nothing have the same state
+        question, folder = message.head, self.folder / _PHASE
+        earlier = [folder / f"question-{number}.msg" for number in range(question.exchange)]
+        if earlier and not (earlier[-1].exists() and messages.hash_file(earlier[-1]) == question.previous):
+            raise InputError(f"{message.path} continues a message that {self.site} has not answered")
+        if not earlier:
+            shutil.rmtree(folder, ignore_errors=True)
+        for later in folder.glob("*.msg"):
+            if _exchange_of(later) >= question.exchange:
+                later.unlink()
+        copy = _write_file(folder / f"question-{question.exchange}.msg", _pieces_of(message.path))
+        if messages.hash_file(copy) != digest:
+            raise InputError(f"{message.path} has changed while it was read")
+        return self._read_deliveries(folder)
+
+    def _read_deliveries(self, folder: Path) -> list[Arrived]:
+        """Return what the questions in a folder delivered."""
+        arrived = list[Arrived]()
+        for path in sorted(folder.glob("question-*.msg"), key=_exchange_of):
+            message = messages.read(path, Question, self.terms.federation, self.site)
+            if message.head.first != len(arrived):
+                raise InputError(f"{path} does not continue what was delivered before")
+            for number, holders in enumerate(message.head.deliveries, message.head.first):
+                arrived.append(Arrived(dict(holders), partial(_read_package, message, number)))
+        return arrived
+
+    def _continue_after(self, question: Question | Final, path: Path) -> None:
+        """Take the state after a phase, the last one whose answer has arrived; raises InputError if it is lost.
+
+        That is the last phase played or, if its answer did not arrive, the one before it.
+        """
+        number = question.last_round
+        played = question.round if isinstance(question, Question) else question.rounds + 2
+        keeps_nothing = len(self._kept()) == 1 and not self.terms.patterns.get("setup")
+        if played == 0 or keeps_nothing or (number == self.rounds and (self.state or self._last is not None)):
             return
-        if number > self.rounds or number != self._read_answer().head.last_round:
+        if number > self.rounds or self._last is None or number != self._read_answer().head.last_round:
             raise InputError(
                 f"{path} continues after round {number}, but {self.folder} has the state after round {self.rounds}:"
                 f" {self.site} has lost its folder, or has an old one",
                 "put the folder back from where it was moved, or from a copy made after that round",
                 "without it, the site cannot take part any more: the server needs --patience to go on",
             )
-        self.state = self._method.setup(self.run)
-        self._last = None
-        if number:
-            self._last = _folder_of_round(self.folder, number)
-            self._restore(self._last / _STATE)
+        folder = _folder_of_round(self.folder, number)
+        self._return_to(folder if folder.is_dir() else None)
 
     def _read_answer(self) -> Message:
-        """Read the stored answer of the last round."""
+        """Read the stored answer of the last phase."""
         assert self._last is not None
         return messages.read(self._last / _ANSWER, Answer, self.terms.federation, self.site)
 
-    def _stored_answer(self, path: Path, question: Question, digest: str) -> Path:
-        stored = self._read_answer()
-        if stored.head.question == digest:
-            return stored.path
-        if question.round == self.rounds:
-            raise InputError(
-                f"{path} is another message of round {question.round} than the one that {self.site} answered"
-            )
-        raise InputError(
-            f"{path} is late: it is for round {question.round}, and {self.site} has played round {self.rounds}"
-        )
+    def _play(self, number: int, arrived: Sequence[Arrived]) -> bool:
+        """Play a phase; returns whether it is over. Clients that diverge are noted in the attendance."""
+        self._place.reset()
+        self._place.arrived, name = arrived, self.terms.method
+        if number == 0:
+            is_over = self._set_up(arrived)
+        else:
+            before = self.state
+            try:
+                if number <= self._rounds:
+                    self.state, _ = loop.play_round(self.run, name, self._method, self.state, number - 1)
+                else:
+                    first = self.folder / _PHASE / "question-0.msg"
+                    message = messages.read(first, Question, self.terms.federation, self.site)
+                    state = replace_entries(self.state, message.tensors(_ENTRY))
+                    with self.run.personalizing():
+                        self._method.personalize(self.run, state, self._place.asked)
+                is_over = True
+            except Pending:
+                is_over = False
+            except ComputationError:
+                if not self.run.attendance.all_absent:
+                    raise
+                self._place.sent, is_over = {}, True
+                return is_over
+            if tables(self.state).keys() != tables(before).keys():
+                new = ", ".join(tables(self.state).keys() - tables(before).keys())
+                raise ComputationError(
+                    f"{name}, round {number}: the method made the table '{new}' in a round, which a client that is not"
+                    " in it would lack",
+                    "make it in setup",
+                )
+        if is_over and self._place.received < len(arrived):
+            raise InputError(f"the server has delivered more than {name} receives in round {number}")
+        return is_over
 
-    def _play(self, t: int) -> None:
-        """Play a round; clients that diverge are noted in the attendance, also if all of them do."""
-        try:
-            after, _ = loop.play_round(self.run, self.terms.method, self._method, self.state, t)
-        except ComputationError:
-            if not self.run.attendance.all_absent:
-                raise
-            self._place.sent = {}
-            return
-        if tables(after).keys() != tables(self.state).keys():
-            new = ", ".join(tables(after).keys() - tables(self.state).keys())
-            raise ComputationError(
-                f"{self.terms.method}, round {t + 1}: the method made the table '{new}' in a round, which a client that"
-                " is not in it would lack",
-                "make it in setup",
+    def _answer(self, question: Question, digest: str, *, is_over: bool) -> tuple[Answer, Params]:
+        place, notes = self._place, self.run.notes
+        in_round = 1 <= question.round <= self._rounds
+        diverged, trained = (self.run.attendance.diverged, notes.trained) if in_round else (set[int](), set[int]())
+        known = set[int]()
+        for number in range(question.exchange):
+            stored = messages.read(
+                self.folder / _PHASE / f"answer-{number}.msg", Answer, self.terms.federation, self.site
             )
-        self.state = after
-
-    def _answer(self, question: Question, digest: str) -> tuple[Answer, Params]:
-        notes, sent = self.run.notes, self._place.sent
-        diverged = self.run.attendance.diverged
-        results = tuple(
-            ClientResult(c, c in notes.trained and c not in diverged, c in diverged, sent[c][1] if c in sent else None)
-            for c in question.clients
-        )
-        losses = tuple((loss if abs(loss) <= _MAX_NUMBER else None, weight) for loss, weight in notes.losses)
-        if not sent:
-            losses = ()
-        packed = {c: _pack(self._steps, params, self._place.uploaded) for c, (params, _) in sorted(sent.items())}
-        tensors = {f"{c}/{name}": value for c, params in packed.items() for name, value in params.items()}
+            known |= {channel.number for channel in stored.head.channels}
+        complete = range(len(place.channels)) if is_over and place.sent else sorted(place.complete)
+        channels, tensors = list[Completed](), Params()
+        for number in (number for number in complete if number not in known):
+            sent = sorted(place.sent.get(number, {}).items())
+            heads = [SentByClient(c, weight, _storable(loss)) for c, (_, weight, loss) in sent]
+            channels.append(Completed(number, tuple(heads)))
+            for client, (params, _, _) in sent:
+                tensors |= {f"{number}/{client}/{name}": value for name, value in params.items()}
+        results = tuple(ClientResult(c, c in trained and c not in diverged, c in diverged) for c in question.clients)
+        losses = tuple((_storable(loss), weight) for loss, weight in notes.losses)
         head = Answer(
             version=VERSION,
             federation=self.terms.federation,
             site=self.site,
             round=question.round,
             last_round=question.last_round,
+            attempt=question.attempt,
+            exchange=question.exchange,
             question=digest,
             versions=sources.read_versions(),
             clients=results,
-            losses=losses,
+            channels=tuple(channels),
+            losses=losses if in_round and any(place.sent.values()) else (),
         )
         return head, tensors
 
@@ -414,9 +735,10 @@ class Site:
         for key, table in tables(self.state).items():
             written = np.setdiff1d(self._clients, table.unwritten(self._clients))
             kept[f"table {key}"] = {**table[written], ":clients": torch.from_numpy(written)}
-        return kept | {
-            f"keeps {key}": self.state[key][self._clients] for key in self._method.KEEPS if key in self.state
-        }
+        for key in self._method.KEEPS:
+            if key in self.state:
+                kept[f"keeps {key}"] = self.state[key][self._clients] if key in self._in_rows else self.state[key]
+        return kept
 
     def _restore(self, path: Path) -> None:
         """Read what ``_kept`` returned into the state; raises InputError if the file is damaged."""
@@ -429,31 +751,52 @@ class Site:
                 rows = parameters.unprefixed(flat, f"table {key}/")
                 table[rows.pop(":clients").numpy()] = {name: rows[name] for name in table.default}
             for key in self._method.KEEPS:
-                if key in self.state:
+                if key in self._in_rows:
                     self.state[key][self._clients] = flat[f"keeps {key}"]
+                elif key in self.state:
+                    whole = f"keeps {key}"
+                    self.state[key] = flat[whole] if whole in flat else parameters.unprefixed(flat, f"{whole}/")
 
     def finish(self, path: Path) -> State:
         """Return the state after all rounds, with the server's entries in the last message."""
         message = messages.read(path, Final, self.terms.federation, self.site)
-        rounds = self.run.settings.rounds if self._method.has_rounds else 0
-        if message.head.rounds != rounds:
-            raise InputError(f"{path} ends after round {message.head.rounds} of {rounds}")
-        entries = server_entries(self._method, self.state)
-        message.require_layout(parameters.outline(entries))
-        self._continue_after(message.head.last_round, path)
-        return _replace_entries(self.state, message.tensors())
+        if message.head.rounds != self._rounds:
+            raise InputError(f"{path} ends after round {message.head.rounds} of {self._rounds}")
+        self._continue_after(message.head, path)
+        message.require_layout(parameters.outline(final_entries(self._method, self.state)))
+        self._place.asked, self._place.arrived = self._clients, []
+        if self.terms.patterns_of(self._rounds + 1, self._rounds):
+            if self.rounds <= self._rounds:
+                raise InputError(f"{path} comes before the messages that {self.site} needs to predict")
+            assert self._last is not None
+            self._place.arrived = self._read_deliveries(self._last)
+        return replace_entries(self.state, message.tensors())
 
 
-def inputs_at_site(settings: Settings) -> RunInputs:
-    """Return the inputs of a run at a site: noise is the server's, and a last upload step that packs travels packed."""
+def inputs_at_site(settings: Settings, sizes: NDArray[np.int64]) -> RunInputs:
+    """Return the inputs of a run at a site: noise is the server's, and a last upload step that packs travels packed.
+
+    ``sizes`` (m,) are the numbers of training samples that all clients have declared.
+    """
     steps = [uploads.load(step) for step in settings.upload]
     applied = steps[:-1] if steps and steps[-1].packs else steps
-    return RunInputs(place=AtSite(), uploads=applied, private_mean=lambda mean: None)
+    return RunInputs(place=AtSite(sizes=sizes, steps=steps), uploads=applied, private_mean=lambda mean: None)
 
 
 def server_entries(method: Method, state: State) -> Params:
     """Return the server's part of a state by path: without tables, and without what clients keep."""
     return _list_entries({key: value for key, value in state.items() if key not in method.KEEPS})
+
+
+def kept_in_rows(method: Method, state: State, clients: int) -> set[str]:
+    """Return the ``KEEPS`` of a method that have a row for each of ``clients`` in its state after the setup."""
+    shapes = {key: tuple(getattr(state.get(key), "shape", ())) for key in method.KEEPS}
+    return {key for key, shape in shapes.items() if shape[:1] == (clients,)}
+
+
+def final_entries(method: Method, state: State) -> Params:
+    """Return what clients receive of a state after the rounds: the server's part, without what it records."""
+    return server_entries(method, {key: value for key, value in state.items() if key not in method.RECORDS})
 
 
 def _list_entries(state: Mapping[str, Any], prefix: str = "") -> Params:
@@ -466,32 +809,50 @@ def _list_entries(state: Mapping[str, Any], prefix: str = "") -> Params:
     return found
 
 
-def _replace_entries(state: Mapping[str, Any], entries: Mapping[str, Tensor], prefix: str = "") -> State:
+def replace_entries(state: Mapping[str, Any], entries: Mapping[str, Tensor], prefix: str = "") -> State:
+    """Return a state with other ``entries``, by path."""
     return {
-        key: _replace_entries(value, entries, f"{prefix}{key}/")
+        key: replace_entries(value, entries, f"{prefix}{key}/")
         if isinstance(value, Mapping)
         else entries.get(prefix + key, value)
         for key, value in state.items()
     }
 
 
-def _pack(steps: Sequence[Step], upload: Params, downloaded: Params) -> Params:
-    """Return the tensors that travel of one client's upload, to which all steps but one that packs were applied."""
-    if not steps or not steps[-1].packs:
-        return upload
-    one, start = _stack_one(upload), _stack_one({name: downloaded[name] for name in upload})
-    return parameters.pick(steps[-1].file.pack(one, start, steps[-1].cfg), 0)
+def _storable(loss: float) -> float | None:
+    return loss if abs(loss) <= _MAX_NUMBER else None
 
 
-def _unpack(steps: Sequence[Step], sent: Params, downloaded: Params) -> Params:
-    """Undo ``_pack``."""
-    if not steps or not steps[-1].packs:
-        return sent
-    return parameters.pick(steps[-1].file.unpack(_stack_one(sent), _stack_one(downloaded), steps[-1].cfg), 0)
+def _exchange_of(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])
 
 
-def _stack_one(params: Params) -> Stacked:
-    return {name: value.unsqueeze(0) for name, value in params.items()}
+def _read_package(message: Message, number: int, holder: int, layout: Layout) -> Params:
+    """Read what a client receives in a delivery; raises InputError if it has another layout."""
+    prefix = f"{number}/{holder}/"
+    own = {name.removeprefix(prefix): form for name, form in message.layout.items() if name.startswith(prefix)}
+    if misfit := messages.compare(layout, own):
+        raise InputError(f"{message.path}: {misfit}")
+    return message.tensors(prefix)
+
+
+def _pieces_of(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            yield piece
+
+
+def _write_file(target: Path, pieces: Iterable[bytes]) -> Path:
+    """Write a file that gets its name in one step, and return it."""
+    temporary = target.with_suffix(".tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        disk.write(temporary, pieces)
+        temporary.replace(target)
+        disk.sync_folder(target.parent)
+    except OSError as error:
+        raise disk.write_error(f"cannot write {target}", target.parent, error) from None
+    return target
 
 
 def _number(folder: Path) -> int:
@@ -521,11 +882,13 @@ def _write_round(folder: Path, number: int, files: Mapping[str, Iterable[bytes]]
         for name, content in files.items():
             disk.write(temporary / name, content)
         disk.sync_folder(temporary)
+        if target.exists():  # of an earlier attempt: the state before it is still there
+            shutil.rmtree(target)
         temporary.rename(target)
         disk.sync_folder(folder)
     except OSError as error:
         raise disk.write_error(f"cannot write {target}", folder, error) from None
     for earlier in _list_rounds(folder)[:-1]:
-        if earlier != _folder_of_round(folder, keep):
+        if _number(earlier) not in (0, keep):  # later processes need the setup
             shutil.rmtree(earlier, ignore_errors=True)
     return target

@@ -32,12 +32,12 @@ def folder_of(exchange: Path, names: list[str], site: str) -> Path:
 
 
 def question_file(folder: Path, number: int) -> Path:
-    """Return the file of the question of a round, from 1."""
+    """Return the file of a question by its number, from 1."""
     return folder / f"question-{number:06d}.msg"
 
 
 def answer_file(folder: Path, number: int) -> Path:
-    """Return the file of the answer in a round, from 1."""
+    """Return the file of the answer to a question by its number."""
     return folder / f"answer-{number:06d}.msg"
 
 
@@ -47,7 +47,7 @@ def final_file(folder: Path) -> Path:
 
 
 def find_last_question(folder: Path) -> int | None:
-    """Return the round of the last question to a site, which may not be in every round; None without any.
+    """Return the number of the last question to a site, which may not get all of them; None without any.
 
     Files with other names, such as the copies of a synchronizer, are not questions.
     """
@@ -115,11 +115,12 @@ class Inbox:
         self._server, self._folder, self._say = server, folder, say
         self._said: set[str] = set()
         self.found: dict[str, Message] = {}
-        """the answers that have arrived in this round"""
+        """the answers to the last questions that have arrived"""
+        self._copies: list[Path] = []
 
     def begin(self, questions: Mapping[str, Question], paths: Mapping[str, Path]) -> None:
-        """Expect the answers to the ``questions`` of a round, which are in the files ``paths``, by site."""
-        self.clear()
+        """Expect the answers to ``questions``, which are in the files ``paths``, by site."""
+        self.found = {}
         self._questions, self._paths = questions, paths
         self._digests = {site: messages.hash_file(path) for site, path in paths.items()}
         self._refused: dict[str, _Refusal] = {}
@@ -132,7 +133,7 @@ class Inbox:
     def look(self, *, is_last: bool = False) -> None:
         """Look for answers; the last time, also at files that may still change."""
         for site in self.missing:
-            path = answer_file(self._paths[site].parent, self._questions[site].round)
+            path = answer_file(self._paths[site].parent, self._questions[site].number)
             for other in path.parent.glob(f"{path.stem}*"):
                 if other.name not in (path.name, f"{path.stem}.tmp"):  # which a relay renames
                     self._say_once(f"WARNING: '{site}': {other} is not used: an answer is called {path.name}")
@@ -146,10 +147,10 @@ class Inbox:
                 self._set_aside(site, path, refusal)
 
     def clear(self) -> None:
-        """Remove the copies of the answers, once the round is closed."""
-        for message in self.found.values():
-            message.path.unlink(missing_ok=True)
-        self.found = {}
+        """Remove the copies of the answers, once the phase is closed."""
+        for path in self._copies:
+            path.unlink(missing_ok=True)
+        self.found, self._copies = {}, []
 
     def _take(self, site: str, path: Path, file: Signature) -> None:
         """Read the answer of a site, or note why there is none."""
@@ -165,16 +166,17 @@ class Inbox:
             raise disk.write_error(f"cannot write {copy}", self._folder, error) from None
         else:
             self.found[site] = message
+            self._copies.append(copy)
             self._refused.pop(site, None)
             self._report(site, message.head)
 
     def _report(self, site: str, answer: Answer) -> None:
         """Say what differs at a site from what the federation knows, without making its answer invalid."""
-        for result in answer.clients:
-            most = self._server.max_weight(result.client)
-            if result.weight is not None and result.weight > most:
+        for sent in (sent for channel in answer.channels for sent in channel.sent):
+            most = self._server.max_weight(sent.client)
+            if sent.weight > most:
                 self._say_once(
-                    f"'{site}' gives its update the weight {result.weight:g}; it counts {most:g}, as agreed on"
+                    f"'{site}' gives its update the weight {sent.weight:g}; it counts {most:g}, as agreed on"
                 )
         if others := find_other_packages(self._server.terms.versions, answer.versions):
             self._say_once(f"WARNING: '{site}' has {others}: last bits may differ from the simulation")

@@ -73,7 +73,7 @@ def create_federation(asked: CreateFederation) -> Outcome:
     task = read_labels(partition.manifest, 0).facts()  # with the scale of all clients, which no site knows alone
     book, form, dealt = codebook.read(predictions), partitions.read_form(partition), partition.manifest.request
     request: dict[str, Any] = {
-        **{key: trained.manifest.request[key] for key in _RUN},
+        **_describe_run(trained),
         **then,
         "form": {"shape": list(form.shape), "type": form.dtype, "classes": form.labels.outputs},
         **task,
@@ -87,10 +87,9 @@ def create_federation(asked: CreateFederation) -> Outcome:
         "codebook": digest(json.loads(json.dumps(codebook.to_fields(book)))),
     }
     code = {**trained.manifest.code, **manifest.code}
-    downloads, upload = opening.derive_layouts(request, book.client_names(len(request["train"])))
+    patterns = opening.derive_patterns(request, book.client_names(len(request["train"])))
     request |= {
-        "downloads": [opening.write_layout(layout) for layout in downloads],
-        "upload": opening.write_layout(upload),
+        "exchange": opening.write_patterns(patterns),
         "software": opening.describe_software(),
     }
     spec = ArtifactSpec("federation", request, code=code)
@@ -103,10 +102,15 @@ def create_federation(asked: CreateFederation) -> Outcome:
     return make(asked.out, spec, execution, build)
 
 
-_RUN = ("method", "options", "settings", "seed")
-"""The keys of a request that say which run it is."""
 _STORE = ("index", "parameters", "capacity", "capacity_spread", "prototypes", "seed")
 """The keys of a datastore's request that are options of ``pfl build-datastore``."""
+
+
+def _describe_run(trained: Artifact) -> dict[str, Any]:
+    """Return the part of the request that says which run it is; sites compute apart, whatever the simulation did."""
+    request = trained.manifest.request
+    run = {key: request[key] for key in ("method", "options", "settings", "seed")}
+    return {**run, "settings": {**run["settings"], "apart": True}}
 
 
 def _find_rounds(predictions: Artifact) -> Artifact:
@@ -120,7 +124,7 @@ def _describe_rest(predictions: Artifact) -> dict[str, Any]:
 
     Raises UnsuitedError if the datastore is not what sites can build from their own samples.
     """
-    then = {key: predictions.manifest.request[key] for key in _RUN}
+    then = _describe_run(predictions)
     if "datastore" not in run_request.load_method(predictions).NEEDS:
         return then
     embedded, store = (ancestor(predictions, kind) for kind in ("embeddings", "datastore"))
@@ -257,27 +261,29 @@ def _play(server: Server, names: list[str], exchange: Path, asked: RunFederation
     """Play the rounds that are left; raises ComputationError if too few sites answer one in time."""
     inbox = Inbox(server, Path(asked.out) / "answers", asked.execution.reporter.say)
     while True:
-        questions, tensors = server.ask()
+        questions, paths, phase = server.ask(), {}, server.phase
         if not questions:
             break
-        paths = {}
         for site, question in questions.items():
-            paths[site] = exchanges.question_file(exchanges.folder_of(exchange, names, site), question.round)
-            messages.write(paths[site], question, tensors)
+            paths[site] = exchanges.question_file(exchanges.folder_of(exchange, names, site), question.number)
+            messages.write(paths[site], question, server.tensors(question))
         inbox.begin(questions, paths)
         _wait(inbox, asked.patience, asked.execution)
         least = min(-(-len(questions) // 2) if asked.at_least is None else asked.at_least, len(questions))
         if len(inbox.found) < least:
             raise ComputationError(
-                f"round {server.rounds + 1}: {len(inbox.found)} of {counted(len(questions), 'site')} answered in"
+                f"round {phase}: {len(inbox.found)} of {counted(len(questions), 'site')} answered in"
                 f" {asked.patience:g} s, and at least {least} must; without an answer: {listed(inbox.missing)}",
                 f"{shlex.join(asked.execution.command)} asks this round again",
             )
-        row = server.close(inbox.found)
-        asked.execution.reporter.say(
-            f"round {server.rounds}: loss {row['loss']:.4f}, {counted(row['clients'], 'client')}"
-            + (f"; no answer from {listed(inbox.missing)}" if inbox.missing else "")
-        )
+        row, silent = server.close(inbox.found), inbox.missing
+        if row is not None:
+            asked.execution.reporter.say(
+                f"round {server.rounds}: loss {row['loss']:.4f}, {counted(row['clients'], 'client')}"
+                + (f"; no answer from {listed(silent)}" if silent else "")
+            )
+        if server.phase != phase:
+            inbox.clear()
     inbox.clear()
 
 
@@ -287,6 +293,7 @@ def _record_attendance(server: Server, names: Sequence[str]) -> AttendanceRecord
         {
             number: {names[client]: answered for client, answered in clients.items()}
             for number, clients in server.attendance.items()
+            if number <= server.rounds
         }
     )
 

@@ -1,9 +1,9 @@
 """Messages between the server and the sites: safetensors files with a head in JSON.
 
-A ``Question`` has what the clients of a site download in a round, an ``Answer`` their uploads, and a ``Final`` the
-server's state after the last round. A message is read like any foreign file: its head, and the names, types and shapes
-of its tensors, are compared with what the method exchanges before a tensor is allocated. Nothing is unpickled, and
-nothing else can be in a message.
+A ``Question`` has what clients of a site receive, an ``Answer`` what they send, and a ``Final`` the server's state
+after the last round. A message is read like any foreign file: its head, and the names, types and shapes of its tensors,
+are compared with what the method exchanges before a tensor is allocated. Nothing is unpickled, and nothing else can be
+in a message.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,7 +28,7 @@ from pflcli.core import foreign, parameters
 from pflcli.core.errors import InputError
 from pflcli.core.parameters import Params
 
-VERSION = 1
+VERSION = 2
 """The version of the format."""
 
 _KEY = "pfl"
@@ -41,13 +41,50 @@ _CLOSED = {"extra": "forbid"}
 _Whole = Annotated[int, Strict(), Ge(0)]
 
 Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
-"""The type and shape of each tensor of a message, in their order."""
+"""The type and shape of each tensor of a message, in their order. In what is expected, a negative first number is a
+free axis, with at most so many entries."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a channel carries for a client; an update has a weight, and comes from a client that has trained."""
+
+    layout: Layout
+    is_update: bool = False
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What a client exchanges in a phase: the layouts of deliveries to it, and the forms of channels from it."""
+
+    deliveries: tuple[Layout, ...] = ()
+    channels: tuple[Form, ...] = ()
+
+
+Patterns = Mapping[str, tuple[Pattern, ...]]
+"""What is exchanged in the ``setup``, in a ``round``, of which there may be several kinds, and in ``personalize``."""
+
+
+def fits(found: tuple[torch.dtype, tuple[int, ...]], expected: tuple[torch.dtype, tuple[int, ...]]) -> bool:
+    """Return whether a tensor has the type and shape that is expected of it, or at most so many entries."""
+    (dtype, shape), (its_dtype, its_shape) = found, expected
+    if its_shape and its_shape[0] < 0 and shape:
+        return dtype == its_dtype and shape[0] <= -its_shape[0] and shape[1:] == its_shape[1:]
+    return (dtype, shape) == (its_dtype, its_shape)
+
+
+Holders = tuple[tuple[_Whole, _Whole], ...]
+"""Clients, each with the client under whose number its package is in the message."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """The ``clients`` of a ``site`` that take part in a ``round``, from 1; the tensors are what they download.
+    """The ``clients`` of a ``site`` that take part in a phase, and what is delivered to them since the last exchange.
 
+    ``round`` 0 is the setup; the rounds follow from 1, and after them the personalization. A phase begins again with
+    another ``attempt``, from 1, if what clients have received in it does not hold any more. ``exchange``, from 0, is
+    that of an attempt, ``number`` that of all questions, and ``previous`` the SHA-256 of the question before, or empty.
+    ``deliveries``, of which the first has the number ``first``, have tensors named ``delivery/holder/tensor``.
     ``last_round`` is the last round in which the server received an answer of the site, 0 if there is none.
     """
 
@@ -55,29 +92,53 @@ class Question:
     version: _Whole
     federation: str
     site: str
+    number: _Whole
     round: _Whole
     last_round: _Whole
+    attempt: _Whole
+    exchange: _Whole
+    previous: str
     clients: tuple[_Whole, ...]
+    first: _Whole
+    deliveries: tuple[Holders, ...]
 
 
 @dataclass(frozen=True)
 class ClientResult:
-    """Whether a client ``trained`` or ``diverged``; the method's ``weight`` of its upload, None if it sent none."""
+    """Whether a client has ``trained`` or ``diverged`` in this phase."""
 
     __pydantic_config__ = _CLOSED
     client: _Whole
     trained: Annotated[bool, Strict()]
     diverged: Annotated[bool, Strict()]
-    weight: Annotated[float, Strict()] | None
+
+
+@dataclass(frozen=True)
+class SentByClient:
+    """The method's ``weight`` of what a client sends over a channel, and its training ``loss``, None for nan."""
+
+    __pydantic_config__ = _CLOSED
+    client: _Whole
+    weight: Annotated[float, Strict()]
+    loss: Annotated[float, Strict()] | None
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A channel of a phase, by its number, and the clients that have sent something over it."""
+
+    __pydantic_config__ = _CLOSED
+    number: _Whole
+    sent: tuple[SentByClient, ...]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the clients of a site did in a round; the tensors are their uploads, named ``client/tensor``.
+    """What the clients of a site did since the last exchange; the tensors are named ``channel/client/tensor``.
 
     ``question`` is the SHA-256 of the question. ``last_round`` is the round after which the site continued, and
-    ``versions`` are those of what it runs. ``losses`` are training losses,
-    None for nan, each with its weight.
+    ``versions`` are those of what it runs. ``channels`` are those that became complete. ``losses`` are all training
+    losses of the phase, None for nan, each with its weight.
     """
 
     __pydantic_config__ = _CLOSED
@@ -86,9 +147,12 @@ class Answer:
     site: str
     round: _Whole
     last_round: _Whole
+    attempt: _Whole
+    exchange: _Whole
     question: str
     versions: dict[str, str]
     clients: tuple[ClientResult, ...]
+    channels: tuple[Completed, ...]
     losses: tuple[tuple[Annotated[float, Strict()] | None, Annotated[float, Strict()]], ...]
 
 
@@ -160,23 +224,42 @@ class Message:
                         raise InputError(f"{self.path} is truncated")
                     found[name.removeprefix(prefix)] = value
                 place += size
-        stacked = {name: value.unsqueeze(0) for name, value in found.items()}
-        if stacked and not parameters.finite(stacked).all():
+        if not are_finite(found):
             raise InputError(f"{self.path} has a number that is not finite, or too large")
         return found
 
     def require_layout(self, expected: Layout) -> None:
         """Raise InputError unless the message has these tensors and no others."""
-        for name, form in expected.items():
-            if name not in self.layout:
-                raise InputError(f"{self.path} lacks the tensor '{name}'")
-            if self.layout[name] != form:
-                raise InputError(
-                    f"{self.path}: tensor '{name}' is {_describe(*self.layout[name])}, not {_describe(*form)}"
-                )
-        for name in self.layout:
-            if name not in expected:
-                raise InputError(f"{self.path} has a tensor {name[:80]!r}, which does not belong to this message")
+        if misfit := compare(expected, self.layout):
+            raise InputError(f"{self.path}: {misfit}")
+
+    def require_one_of(self, patterns: Iterable[Pattern], describe: Callable[[Pattern], Layout]) -> None:
+        """Raise InputError unless the message has the tensors that ``describe`` returns of one of the patterns."""
+        if misfit := find_misfit(patterns, describe, self.layout):
+            raise InputError(f"{self.path}: {misfit}")
+
+
+def find_misfit(patterns: Iterable[Pattern], describe: Callable[[Pattern], Layout], found: Layout) -> str:
+    """Return why tensors do not fit what ``describe`` returns of any of the patterns; empty if they fit one."""
+    misfits = [compare(describe(pattern), found) for pattern in patterns]
+    return "" if "" in misfits else misfits[0] if misfits else "nothing is exchanged in this phase"
+
+
+def compare(expected: Layout, found: Layout) -> str:
+    """Return why tensors do not fit a layout; empty if they do."""
+    for name, form in expected.items():
+        if name not in found:
+            return f"lacks the tensor '{name}'"
+        if not fits(found[name], form):
+            return f"tensor '{name}' is {_describe(*found[name])}, not {_describe(*form)}"
+    strange = [name for name in found if name not in expected]
+    return f"has a tensor {strange[0][:80]!r}, which does not belong to this message" if strange else ""
+
+
+def are_finite(params: Params) -> bool:
+    """Return whether all numbers of a model are finite, and none is so large that products with it are not."""
+    stacked = {name: value.unsqueeze(0) for name, value in params.items() if value.is_floating_point()}
+    return not stacked or bool(parameters.finite(stacked).all())
 
 
 def hash_file(path: Path) -> str:
@@ -186,8 +269,8 @@ def hash_file(path: Path) -> str:
 
 
 def size(layout: Layout) -> int:
-    """Return the bytes of the tensors of a layout."""
-    return sum(math.prod(shape) * dtype.itemsize for dtype, shape in layout.values())
+    """Return the bytes of the tensors of a layout, or their maximum."""
+    return sum(abs(math.prod(shape)) * dtype.itemsize for dtype, shape in layout.values())
 
 
 def read_kind(path: Path) -> str:
@@ -200,7 +283,8 @@ def read_kind(path: Path) -> str:
 
 
 def _describe(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
-    return f"{str(dtype).removeprefix('torch.')} {'x'.join(map(str, shape)) or 'number'}"
+    numbers = [f"at most {-count}" if count < 0 else str(count) for count in shape]
+    return f"{str(dtype).removeprefix('torch.')} {'x'.join(numbers) or 'number'}"
 
 
 def max_head(clients: int, tensors: int) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,13 @@ from pflcli.core import config, foreign, methods, sources
 from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import ConflictError, InputError, UsageError
 from pflcli.core.execution import Execution
-from pflcli.core.federation.run import RunInputs
+from pflcli.core.federation.run import NOBODY, Run, RunInputs
+from pflcli.core.methods import Method
+from pflcli.core.simulation import loop
 from pflcli.core.tasks import Labels
 from pflcli.core.wording import listed
 from pflcli.plugins.sites.endpoints import Server, Site, Terms, find_other_code, inputs_at_site
-from pflcli.plugins.sites.messages import Layout
+from pflcli.plugins.sites.messages import Form, Layout, Pattern, Patterns
 from pflcli.plugins.sites.places import AtServer
 from pflcli.workflow.training import dp_secret, run_request, run_settings
 from pflcli.workflow.training.run_spec import RunSpec
@@ -45,9 +47,8 @@ def read_terms(federation: Artifact) -> Terms:
         _require_same_code(federation)
         names = federations.client_names(federation)
         sites = {name: (client,) for client, name in enumerate(names)}
-        downloads = tuple(_read_layout(each) for each in request["downloads"])
-        upload, versions = _read_layout(request["upload"]), request["software"]["versions"]
-        return Terms(manifest.fingerprint, request["method"], sites, downloads, upload, versions)
+        patterns, versions = read_patterns(request["exchange"]), request["software"]["versions"]
+        return Terms(manifest.fingerprint, request["method"], sites, patterns, versions)
 
 
 def describe_software() -> dict[str, Any]:
@@ -86,49 +87,106 @@ def _require_same_code(federation: Artifact) -> None:
             raise InputError(f"{made} another code of {name}", f"use the file of {name} that the coordinator has")
 
 
-def write_layout(layout: Layout) -> list[list[object]]:
-    """Return a layout as JSON."""
+def write_patterns(patterns: Patterns) -> dict[str, Any]:
+    """Return what is exchanged as JSON."""
+    return {
+        phase: [
+            {
+                "deliveries": [_write_layout(layout) for layout in each.deliveries],
+                "channels": [{"tensors": _write_layout(f.layout), "update": f.is_update} for f in each.channels],
+            }
+            for each in kinds
+        ]
+        for phase, kinds in patterns.items()
+    }
+
+
+def read_patterns(written: Mapping[str, Any]) -> Patterns:
+    """Undo ``write_patterns``; raises ValueError for an unknown type, or a shape that is none."""
+    return {
+        str(phase): tuple(
+            Pattern(
+                tuple(_read_layout(each) for each in kind["deliveries"]),
+                tuple(Form(_read_layout(each["tensors"]), bool(each["update"])) for each in kind["channels"]),
+            )
+            for kind in kinds
+        )
+        for phase, kinds in written.items()
+    }
+
+
+def _write_layout(layout: Layout) -> list[list[object]]:
     return [[name, str(dtype).removeprefix("torch."), list(shape)] for name, (dtype, shape) in layout.items()]
 
 
 def _read_layout(written: list[list[Any]]) -> Layout:
-    """Return the layout in JSON; raises ValueError for an unknown type, or a shape that is none."""
     layout = Layout()
     for name, dtype, shape in written:
-        if dtype not in TYPES or not all(type(count) is int and count >= 0 for count in shape):
+        is_shape = all(type(count) is int and (count >= 0 or place == 0) for place, count in enumerate(shape))
+        if dtype not in TYPES or not is_shape:
             raise ValueError(f"the tensor {str(name)[:80]!r} has no valid type or shape")
         layout[str(name)] = (getattr(torch, dtype), tuple(shape))
     return layout
 
 
-def derive_layouts(request: Mapping[str, Any], names: list[str]) -> tuple[tuple[Layout, ...], Layout]:
-    """Return the layouts of a client's downloads and of its upload, as the server finds them in its first round.
+def derive_patterns(request: Mapping[str, Any], names: list[str]) -> Patterns:
+    """Return what each client exchanges in the setup, in a round, and to personalize.
 
-    Neither is read in the ``request`` of the federation: they follow from the method, its options, the settings and the
-    network. ``names`` are those of the clients.
+    It is not read in the ``request`` of the federation: it follows from the method, its options, the settings and the
+    network. A server rehearses the run with clients that send what the method says that they send. ``names`` are those
+    of the clients.
     """
     spec = make_spec(request)
-    if not spec.method.has_rounds:
-        return (), Layout()
-    data = declare_samples(request, names)
-    with tempfile.TemporaryDirectory() as folder:
-        run = spec.build(data, on_cpu(Execution(threads=1)), RunInputs(place=AtServer()))
-        server = Server(Terms("", spec.name, {}), spec.method, run, Path(folder))
-        server.ask()
-        return server.exchanged()
+    data, place = declare_samples(request, names), AtServer(rehearses=True)
+    return rehearse(spec.name, spec.method, spec.build(data, on_cpu(Execution(threads=1)), RunInputs(place=place)))
+
+
+def rehearse(name: str, method: Method, run: Run) -> Patterns:
+    """Return what clients exchange in a run whose place is a server that rehearses it.
+
+    Rounds are the first, one in the middle, and the last, as a method may begin with other ones.
+    """
+    place, found = run.inputs.place, dict[str, list[Pattern]]()
+    assert isinstance(place, AtServer)
+
+    def note(phase: str) -> None:
+        forms = tuple(place.channels)
+        pattern = Pattern(tuple(layout for layout, _ in place.deliveries), forms)
+        if pattern != Pattern() and pattern not in found.setdefault(phase, []):
+            found[phase].append(pattern)
+        place.reset()
+
+    state = loop.set_up(run, name, method).state
+    note("setup")
+    rounds = run.settings.rounds if method.has_rounds else 0
+    for t in sorted({0, rounds // 2, rounds - 1} if rounds else ()):
+        state, _ = loop.play_round(run, name, method, state, t)
+        note("round")
+    place.asked = run.clients
+    with run.personalizing(), suppress(Exception):  # few methods personalize nobody, and none that exchanges something
+        method.personalize(run, state, NOBODY)
+    note("personalize")
+    return {phase: tuple(kinds) for phase, kinds in found.items() if kinds}
 
 
 def require_derived(federation: Artifact, terms: Terms) -> None:
     """Raise InputError if a federation declares another exchange than its method has."""
     with foreign.parsing(str(federation.path), "a federation"):
-        downloads, upload = derive_layouts(federation.manifest.request, federations.client_names(federation))
-    for what, declared, derived in (("uploads", terms.upload, upload), ("downloads", terms.downloads, downloads)):
-        if declared != derived:
+        derived = derive_patterns(federation.manifest.request, federations.client_names(federation))
+    for what in ("channels", "deliveries"):
+        declared, right = (
+            [getattr(each, what) for p in sorted(derived) for each in found.get(p, ())]
+            for found in (terms.patterns, derived)
+        )
+        if declared != right:
+            name = {"channels": "uploads", "deliveries": "downloads"}[what]
             raise InputError(
-                f"{federation.path} declares other {what} than {terms.method} has with these settings: do not take part"
+                f"{federation.path} declares other {name} than {terms.method} has with these settings: do not take part"
                 " before the coordinator has explained this",
                 "pfl federation create PREDICTIONS -o DIR declares the right ones",
             )
+    if terms.patterns.keys() != derived.keys():
+        raise InputError(f"{federation.path} declares other phases than {terms.method} has")
 
 
 def make_spec(request: Mapping[str, Any]) -> RunSpec:
@@ -170,7 +228,8 @@ def open_site(
 ) -> Site:
     """Return the site of a client whose state is in ``folder``; ``data`` has the samples of this client alone."""
     spec = make_spec(federation.manifest.request)
-    run = spec.build(data, on_cpu(execution), inputs_at_site(spec.settings))
+    sizes = np.asarray(federation.manifest.request["train"], dtype=np.int64)
+    run = spec.build(data, on_cpu(execution), inputs_at_site(spec.settings, sizes))
     return Site(terms, spec.method, run, site, folder)
 
 

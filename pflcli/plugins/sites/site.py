@@ -13,6 +13,7 @@ from typing import Any
 from safetensors.torch import save
 
 from pflcli.artifacts import codebook, locks
+from pflcli.artifacts.kinds import federation as federations
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.backbone import WEIGHTS
 from pflcli.artifacts.kinds.partition import Partition
@@ -99,7 +100,9 @@ def check_site(asked: CheckSite) -> dict[str, Any]:
         },
     )
     spec, then = opening.make_spec(agreed.manifest.request), agreed.manifest.request.get("then")
+    facts = federations.read_exchange(agreed)
     settings, own_versions = config.plain(spec.settings), sources.read_versions()
+    facts = federations.read_exchange(agreed)
     return {
         "path": str(out),
         "client": opened.client,
@@ -110,12 +113,7 @@ def check_site(asked: CheckSite) -> dict[str, Any]:
         "train": train,
         "declared_train": declared,
         "other_packages": find_other_packages(opened.terms.versions, own_versions),
-        "uploads": [
-            {"tensor": name, "type": str(dtype).removeprefix("torch."), "shape": list(shape)}
-            for name, (dtype, shape) in opened.terms.upload.items()
-        ],
-        "bytes_up": messages.size(opened.terms.upload),
-        "bytes_down": sum(messages.size(layout) for layout in opened.terms.downloads),
+        **{key: facts[key] for key in ("uploads", "bytes_up", "bytes_down")},
     }
 
 

@@ -264,7 +264,8 @@ def _stack_options(
             raise _refit_error(name, ", ".join(sorted(refitted)))
         available = f"only {pool[0]}" if pool else "none"
         raise UsageError(f"{name} needs two methods or more to pool, got {available}", f"--methods fedavg,local,{name}")
-    if cfg.gate and not any(_can_be_kept(compared[member]) for member in pool):
+    members = [compared[member] for member in pool]  # the gate knows `alone`, and what all methods on a backbone store
+    if cfg.gate and not any(each.method in (KEPT, BASE) or each.source != "partition" for each in members):
         raise UsageError(
             f"none of {', '.join(pool)} stores predictions of the global model, which the gate needs for clients that "
             "do not use the pool",
@@ -293,11 +294,6 @@ def _default_pool(compared: Mapping[str, Variant]) -> list[str]:
         for name, variant in pooled.items()
         if variant.source != "partition" or methods.load(variant.method).KIND == "local"
     ]
-
-
-def _can_be_kept(variant: Variant) -> bool:
-    """Return whether the gate knows predictions: `alone`, or the global model, as by all methods on a backbone."""
-    return variant.method in (KEPT, BASE) or variant.source != "partition"
 
 
 def require_validation_samples(names: Iterable[str], partitions: Iterable[Artifact]) -> None:

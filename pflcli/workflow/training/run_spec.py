@@ -20,7 +20,7 @@ from pflcli.core.engine.engine import Engine
 from pflcli.core.engine.federation import Federation
 from pflcli.core.execution import Execution
 from pflcli.core.federation.attack import Attack
-from pflcli.core.federation.run import Everywhere, Run, RunInputs
+from pflcli.core.federation.run import Place, Run, RunInputs
 from pflcli.core.knn.stores import Stores
 from pflcli.core.methods import Method
 from pflcli.core.parameters import Params
@@ -106,7 +106,7 @@ class RunSpec:
             if self.earlier_run is None
             else earlier_choices.read_choices(self.earlier_run, self.method.choices(self.cfg)),
             attack=attack,
-            place=Everywhere({} if self.attendance is None else self.attendance.list_absent(data.names)),
+            place=Place({} if self.attendance is None else self.attendance.list_absent(data.names)),
         )
 
     def build(self, data: Partition, execution: Execution, inputs: RunInputs | None = None) -> Run:

@@ -42,6 +42,10 @@ def set_result(**changes):
     return with_head(lambda head: head["clients"][0].update(changes))
 
 
+def set_sent(**changes):
+    return with_head(lambda head: head["channels"][0]["sent"][0].update(changes))
+
+
 def instead(make):
     """Return a change that makes something else of the name of the answer."""
 
@@ -55,6 +59,13 @@ def instead(make):
 def fill(number):
     """Return a change of all numbers of the uploads."""
     return lambda path: rewrite(path, lambda head, entries, data: np.full(len(data) // 4, number, "<f4").tobytes())
+
+
+def send_nothing_of_one(head, entries, data):
+    """Leave out what the last client sends."""
+    last = head["channels"][0]["sent"].pop()["client"]
+    dropped = [name for name in entries if name.startswith(f"0/{last}/")]
+    return data[: min(entries.pop(name)["data_offsets"][0] for name in dropped)]
 
 
 ANSWERS = {
@@ -86,14 +97,20 @@ ANSWERS = {
     "another client": (with_head(lambda head: head["clients"].append({**head["clients"][0], "client": 2})), "asked"),
     "no client": (with_head(lambda head: head["clients"].clear()), "that were asked"),
     "a huge client": (set_result(client=10**30), "that were asked"),
-    "a weight below 0": (set_result(weight=-1.0), "not a positive number"),
-    "a weight of 0": (set_result(weight=0.0), "not a positive number"),
-    "an infinite weight": (set_result(weight=math.inf), "not a positive number"),
-    "a weight that is nan": (set_result(weight=math.nan), "not a positive number"),
-    "a weight that is true": (set_result(weight=True), "weight"),
-    "diverged, with an upload": (set_result(diverged=True), "does not fit its result"),
+    "a weight below 0": (set_sent(weight=-1.0), "not a positive number"),
+    "a weight of 0": (set_sent(weight=0.0), "not a positive number"),
+    "an infinite weight": (set_sent(weight=math.inf), "not a positive number"),
+    "a weight that is nan": (set_sent(weight=math.nan), "not a positive number"),
+    "a weight that is true": (set_sent(weight=True), "weight"),
+    "diverged, with an upload": (set_result(diverged=True), "has diverged"),
     "not trained, with an upload": (set_result(trained=False), "does not fit its result"),
-    "trained, without an upload": (set_result(weight=None), "does not fit its result"),
+    "trained, without an upload": (lambda path: rewrite(path, send_nothing_of_one), "does not fit its result"),
+    "a channel twice": (with_head(lambda head: head["channels"].append(head["channels"][0])), "a channel twice"),
+    "no channel": (with_head(lambda head: head["channels"].clear()), "lacks what the server waits for"),
+    "a channel more": (with_head(lambda head: head["channels"].append({"number": 1, "sent": []})), "no channel 1"),
+    "a client of another site": (set_sent(client=2), "not asked, or has diverged"),
+    "another attempt": (with_head(lambda head: head.update(attempt=2)), "another message of round 1"),
+    "another exchange": (with_head(lambda head: head.update(exchange=1)), "another message of round 1"),
     "a sample": (set_result(sample=[1.0]), "sample"),
     "a loss with a weight below 0": (with_head(lambda head: head["losses"].append([1.0, -1.0])), "not finite"),
     "an infinite loss": (with_head(lambda head: head["losses"].append([math.inf, 1.0])), "not finite"),
@@ -249,7 +266,7 @@ def test_a_weight_counts_at_most_the_agreed_number_of_samples(weight, opened, as
     opened.deliver()
     agreed = opened.server.max_weight(0)
 
-    set_result(weight=weight)(path)
+    set_sent(weight=weight)(path)
     box.look()
     opened.server.close(box.found)
     world = asked[0]
@@ -271,7 +288,8 @@ def test_a_round_without_an_upload_changes_nothing(name, tmp_path):
         answer = sites[site].answer(path)
 
         def send_nothing(head, entries, data):
-            head["clients"] = [{**each, "weight": None, "trained": False} for each in head["clients"]]
+            head["clients"] = [{**each, "trained": False} for each in head["clients"]]
+            head["channels"] = [{**each, "sent": []} for each in head["channels"]]
             head["losses"] = []
             entries.clear()
             return b""

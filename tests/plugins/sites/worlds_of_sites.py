@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from pflcli.core import config, methods, sources
 from pflcli.core.engine.federation import Federation
-from pflcli.core.federation.run import Everywhere, RunInputs
+from pflcli.core.federation.run import Place, RunInputs
 from pflcli.core.settings import Settings
 from pflcli.core.simulation import loop
 from pflcli.core.simulation.create_run import create_run
 from pflcli.plugins.sites import exchange, messages
+from pflcli.plugins.sites.admission import keep_samples
 from pflcli.plugins.sites.endpoints import Server, Site, Terms, inputs_at_site
+from pflcli.plugins.sites.opening import rehearse
 from pflcli.plugins.sites.places import AtServer
 from pflcli.workflow.admission import small_federation as small
 
@@ -29,24 +31,8 @@ GROUPS = {
 }
 
 
-def keep_clients(data, clients):
-    """Return the federation with the samples of ``clients`` alone; the others keep their numbers."""
-    blocks = [data.rows(client, "train", "validation", "test") for client in clients]
-    rows = np.concatenate(blocks) if blocks else np.zeros(0, np.int64)
-    sizes = np.diff(data.offsets).reshape(-1, 3).copy()
-    sizes[np.setdiff1d(data.clients, clients)] = 0
-    offsets = np.concatenate([[0], np.cumsum(sizes.ravel())])
-    return replace(data, x=data.x[torch.from_numpy(rows)], y=data.y[torch.from_numpy(rows)], offsets=offsets)
-
-
-def declare(data):
-    """Return the federation as a server knows it: numbers of training samples, and no sample."""
-    sizes = np.diff(data.offsets).reshape(-1, 3) * [1, 0, 0]
-    return replace(data, x=data.x[:0], y=data.y[:0], offsets=np.concatenate([[0], np.cumsum(sizes.ravel())]))
-
-
 def make_run(name, data, inputs, *, mode="auto", options=None, **settings):
-    chosen = {"model": "mlp", "rounds": 3, "participation": 0.5, "batch_size": 4, **settings}
+    chosen = {"model": "mlp", "rounds": 3, "participation": 0.5, "batch_size": 4, "apart": True, **settings}
     code = methods.load(name)
     plan = config.build(Settings, chosen, "")
     cfg = config.build(code.Config, options or {}, name)
@@ -68,23 +54,28 @@ class World:
         self.messages = messages
         self.method = methods.load(self.name)
         self.terms = Terms("hash", self.name, self.sites, versions=sources.read_versions())
-        first = self.make_server("first")
-        first.ask()
-        downloads, upload = first.exchanged()
-        self.terms = replace(self.terms, downloads=downloads, upload=upload)
+        place = AtServer(rehearses=True)
+        rehearsed = make_run(
+            self.name, keep_samples(self.data, (), declared=True), RunInputs(place=place), **self.settings
+        )
+        self.terms = replace(self.terms, patterns=rehearse(self.name, self.method, rehearsed))
 
     def make_server(self, folder="server"):
-        run = make_run(self.name, declare(self.data), RunInputs(place=AtServer()), **self.settings)
+        run = make_run(
+            self.name, keep_samples(self.data, (), declared=True), RunInputs(place=AtServer()), **self.settings
+        )
         return Server(self.terms, self.method, run, self.folder / folder)
 
     def make_site(self, site, folder=None):
-        given = inputs_at_site(config.build(Settings, {"upload": self.settings.get("upload", ())}, ""))
-        run = make_run(self.name, keep_clients(self.data, self.sites[site]), given, **self.settings)
+        given = inputs_at_site(
+            config.build(Settings, {"upload": self.settings.get("upload", ())}, ""), self.data.sizes("train")
+        )
+        run = make_run(self.name, keep_samples(self.data, self.sites[site]), given, **self.settings)
         return Site(self.terms, self.method, run, site, self.folder / (folder or f"site {site}"))
 
     def simulate(self, absent=()):
         """Yield the state and the row after each round of the simulation."""
-        run = make_run(self.name, self.data, RunInputs(place=Everywhere(dict(absent))), **self.settings)
+        run = make_run(self.name, self.data, RunInputs(place=Place(dict(absent))), **self.settings)
         state = loop.set_up(run, self.name, self.method).state
         for t in range(run.settings.rounds):
             state, row = loop.play_round(run, self.name, self.method, state, t)
@@ -92,32 +83,39 @@ class World:
 
     def write_questions(self, server):
         """Return the path of each site's question, by site."""
-        questions, tensors = server.ask()
-        paths = {}
+        questions, paths = server.ask(), {}
         for site, question in questions.items():
             folder = exchange.folder_of(self.folder / "exchange", [*self.sites], site)
-            paths[site] = exchange.question_file(folder, question.round)
-            messages.write(paths[site], question, tensors)
+            paths[site] = exchange.question_file(folder, question.number)
+            messages.write(paths[site], question, server.tensors(question))
         return questions, paths
 
-    def play(self, server, sites, absent=(), late=()):
-        """Play a round over messages, and return its row; sites answer in reverse order, ``late`` ones to nobody."""
+    def exchange_once(self, server, sites, absent=(), late=()):
+        """Ask and answer once; sites answer in reverse order, ``late`` ones to nobody. Returns the row of a round."""
         questions, paths = self.write_questions(server)
         for site in {*questions} & {*late}:
             sites[site].answer(paths[site])
         answers = {}
         for site in reversed([site for site in questions if site not in (*absent, *late)]):
-            answers[site] = server.check(sites[site].answer(paths[site]), questions[site], digest(paths[site]))
-        server.close(answers)
-        return server.progress.rows[-1]
+            kept = paths[site].with_suffix(".answer")
+            shutil.copy(sites[site].answer(paths[site]), kept)  # the site replaces its own in the next phase
+            answers[site] = server.check(kept, questions[site], digest(paths[site]))
+        return server.close(answers)
+
+    def play(self, server, sites, absent=(), late=()):
+        """Play a round over messages, after the setup if that has some, and return its row."""
+        row = None
+        while row is None:
+            row = self.exchange_once(server, sites, absent, late)
+        return row
 
 
 def digest(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def make_world(name, folder, sites=GROUPS["2 or 3 clients a site"], **settings):
-    return World(name, folder, dict(sites), settings, small.make_federation())
+def make_world(name, folder, sites=GROUPS["2 or 3 clients a site"], data=None, **settings):
+    return World(name, folder, dict(sites), settings, small.make_federation() if data is None else data)
 
 
 def parse(path):
@@ -150,7 +148,7 @@ def change_entry(**changes):
 
 
 def add_tensor(head, entries, data):
-    entries["0/more"] = {"dtype": "F32", "shape": [1], "data_offsets": [len(data), len(data) + 4]}
+    entries["0/0/more"] = {"dtype": "F32", "shape": [1], "data_offsets": [len(data), len(data) + 4]}
     return data + bytes(4)
 
 
@@ -165,7 +163,7 @@ BOTH = {
     "one more key": (lambda head, *_: head.update(note="x"), "note"),
     "another federation": (lambda head, *_: head.update(federation="other"), "another federation"),
     "another site": (lambda head, *_: head.update(site="b"), "not for 'a'"),
-    "another version": (lambda head, *_: head.update(version=2), "another version"),
+    "another version": (lambda head, *_: head.update(version=1), "another version"),
     "another kind": (lambda head, *_: head.update(kind="final"), "is not a"),
     "another type": (change_entry(dtype="I32"), "is int32"),
     "an unknown type": (change_entry(dtype="F8"), "unknown type"),

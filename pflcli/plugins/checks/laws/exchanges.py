@@ -97,10 +97,12 @@ class Exchanges:
                 self._raw_down.append(({digest(value) for value in params.values()} - {CONSTANT}, copies))
         self._followed["send"](link, params, copies)
 
-    def _download(self, params: Params, clients: NDArray[np.int64]) -> Params:
+    def _download(self, params: Params, clients: NDArray[np.int64], *args: Any, **options: Any) -> Params:
         self._is_inside = True
-        received: Params = self._followed["download"](params, clients)
+        received: Params = self._followed["download"](params, clients, *args, **options)
         self._is_inside = False
+        if not options.get("counted", True):  # what clients need of it is counted by ``run.send``
+            return received
         digests, whole = {digest(value) for value in params.values()}, digest_model(params)
         self._downloaded |= digests
         for client in np.asarray(clients).tolist():

@@ -786,8 +786,8 @@ def clients_read_only_what_they_download(subject: Subject) -> None:
     ``KEEPS``, unless it is a table.
     """
     with needing("sites"):
-        from pflcli.plugins.sites.admission import require_read_from_downloads
-    require_read_from_downloads(subject.name, subject.options)
+        from pflcli.plugins.sites.admission import require_same_elsewhere
+    require_same_elsewhere(subject.name, subject.options)
 
 
 @law("methods")
