@@ -14,7 +14,7 @@ from pflcli.core import parameters
 from pflcli.core.engine.local_sgd import Model, steps_per_epoch
 from pflcli.core.errors import ComputationError, UnsuitedError
 from pflcli.core.execution import Execution
-from pflcli.core.federation.run import Average, Everywhere, Run
+from pflcli.core.federation.run import Average, Place, Run
 from pflcli.core.parameters import Params, Stacked
 from pflcli.core.simulation import loop
 from pflcli.workflow.prediction.reopened_run import ReopenedRun
@@ -142,8 +142,8 @@ def require_covered(model: ReopenedRun) -> None:
         raise UnsuitedError(f"{where}: the attack on updates {problem}", fix)
 
 
-@dataclass(frozen=True)
-class _Watched(Everywhere):
+@dataclass
+class _Watched(Place):
     """A simulation that keeps what the server sent, and what it received of each client with its weight."""
 
     downloads: list[Params] = field(default_factory=list)
