@@ -303,6 +303,13 @@ def test_sites_that_were_imported_or_summarized_otherwise_are_named(changes, wor
     assert all(text in error_text(error) for text in words)
 
 
+@pytest.mark.parametrize(("out", "words"), [("agreed", "agreed.toml"), ("agreed.toml", "no summary")])
+def test_an_agreement_that_cannot_be_written(tmp_path, out, words):
+    with pytest.raises(UsageError) as error:
+        agree_on_columns([], tmp_path / out)
+    assert words in error_text(error)
+
+
 def test_all_problems_are_in_one_message():
     with pytest.raises(InputError) as error:
         agree(three(columns={"age": number("age", "months"), "sex": number("sex"), "slope": number("slope")}))

@@ -63,6 +63,8 @@ def agree_on_columns(asked: AgreeOnColumns) -> dict[str, Any]:
             f"{out} does not end in .toml, by which --like knows a table", f"-o {out.with_suffix('.toml')}"
         )
     paths = [asked.summaries] if isinstance(asked.summaries, Path | str) else asked.summaries
+    if not paths:
+        raise UsageError("there is no summary", "pfl federation columns SUMMARY... -o FILE")
     found = [summary.read(Path(path)) for path in paths]
     given = None if asked.like is None else table.read(Path(asked.like))
     if given is not None and given.is_measured:
