@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pflcli.plugins.page.report import report
     from pflcli.plugins.referee.import_predictions import import_predictions
     from pflcli.plugins.replay.replay import replay
+    from pflcli.plugins.sites.columns.commands import agree_on_columns, summarize_columns
     from pflcli.plugins.sites.federation import check_federation, create_federation, run_federation
     from pflcli.plugins.sites.site import answer_message, check_site, serve_site
     from pflcli.plugins.tracking.live import Tracker
@@ -51,6 +52,7 @@ __all__ = [
     "EarlyStopping",
     "Federation",
     "Tracker",
+    "agree_on_columns",
     "answer_message",
     "audit",
     "build_datastore",
@@ -78,6 +80,7 @@ __all__ = [
     "serve_site",
     "simulate",
     "stack",
+    "summarize_columns",
     "sweep",
     "table",
     "track",
@@ -88,26 +91,21 @@ __all__ = [
 ]
 
 
+_PLUGINS = {
+    "audits": ("audit",), "checks": ("check", "new"), "claims": ("verify",), "demo": ("demo",), "export": ("export",),
+    "knn_tools": ("sweep", "update_datastore"), "page": ("plot", "report"), "referee": ("import_predictions",),
+    "replay": ("replay",), "tracking": ("track",),
+}  # fmt: skip
+"""The functions of plug-ins that are in the module of their name."""
 _MODULES = {
     "Callback": "core.simulation.callbacks",
     "EarlyStopping": "core.simulation.callbacks",
     "Federation": "core.simulation.federation",
     "Tracker": "plugins.tracking.live",
-    "audit": "plugins.audits.audit",
-    "check": "plugins.checks.check",
-    "demo": "plugins.demo.demo",
-    "export": "plugins.export.export",
-    "import_predictions": "plugins.referee.import_predictions",
-    "new": "plugins.checks.new",
-    "plot": "plugins.page.plot",
-    "replay": "plugins.replay.replay",
-    "report": "plugins.page.report",
     "simulate": "core.simulation.simulate",
-    "sweep": "plugins.knn_tools.sweep",
     "table": "evaluation.in_memory",
-    "track": "plugins.tracking.track",
-    "update_datastore": "plugins.knn_tools.update_datastore",
-    "verify": "plugins.claims.verify",
+    **{name: f"plugins.{plug}.{name}" for plug, names in _PLUGINS.items() for name in names},
+    **dict.fromkeys(("agree_on_columns", "summarize_columns"), "plugins.sites.columns.commands"),
     **dict.fromkeys(("check_federation", "create_federation", "run_federation"), "plugins.sites.federation"),
     **dict.fromkeys(("answer_message", "check_site", "serve_site"), "plugins.sites.site"),
 }

@@ -54,6 +54,11 @@ class Column:
         words = [f"{self.name}={word}" for word in self.words]
         return words or [f"{self.name}[{at}]" for at in range(self.size)] or [self.name]
 
+    @property
+    def all_features(self) -> list[str]:
+        """The names of its features, with the one that marks missing values, if there is one."""
+        return [*self.features, *[f"{self.name} missing"] * self.gaps]
+
 
 @dataclass(frozen=True)
 class ClientScale:

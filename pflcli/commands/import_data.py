@@ -94,8 +94,9 @@ def import_data(asked: ImportData) -> Outcome:
     source.check(typed)
     if earlier is not None:
         missing, standardize_by = missing or earlier.missing, earlier.standardize
-    if not files or isinstance(asked.data, Path | str):
-        _require_outside(path, Path(asked.out))
+    is_folder = path.is_dir() and (not files or isinstance(asked.data, Path | str))
+    if is_folder and Path(asked.out).resolve().is_relative_to(path.resolve()):
+        raise ConflictError(f"{asked.out} is inside its source {path}", "choose a folder outside it for --out")
     task = tasks.parse(asked.task or tasks.CLASSES, asked.unit or "")
     if asked.unit and task is None:
         raise UsageError(f"--unit {asked.unit} is for labels that are numbers", "--task quantity, or --task count")
@@ -119,11 +120,6 @@ def import_data(asked: ImportData) -> Outcome:
     dataset, _, summary, _ = conversion.read_dataset(execution)
     disk.require_disk(outcome.path, dataset.x.nbytes)
     return replace(outcome, summary=summary)
-
-
-def _require_outside(path: Path, out: Path) -> None:
-    if path.is_dir() and out.resolve().is_relative_to(path.resolve()):
-        raise ConflictError(f"{out} is inside its source {path}", "choose a folder outside it for --out")
 
 
 def _columns(names: str | Sequence[str] | None) -> str | tuple[str, ...] | None:

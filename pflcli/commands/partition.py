@@ -93,7 +93,9 @@ def partition(asked: Partition) -> Outcome:
 
     def build(writer: ArtifactWriter) -> Built:
         result = deal.make_partition(samples if keep_test else replace(samples, is_test=None), splitter, cfg, fractions)
-        known = _codebook(result, names, splitter, cfg)
+        # Clusters that permute labels leave classes without names.
+        classes = () if splitter.permutes_labels(cfg) else names.classes
+        known = replace(names, clients=tuple(result.names), classes=classes)
         if samples.scaling is not None:
             result, known = preprocessing.scale_partition(result, known, samples.scaling)
         artifact.write(writer, result, known)
@@ -271,12 +273,6 @@ def _report_split(result: artifact.Partition, samples: Samples, execution: Execu
         execution.reporter.say(
             f"{counted(shared, 'value')} of --group with samples of several clients: each client splits its own samples"
         )
-
-
-def _codebook(result: artifact.Partition, base: Codebook, splitter: Scheme, cfg: Any) -> Codebook:
-    """Return the codebook of the partition; without class names if clusters permute the labels."""
-    permuted = splitter.permutes_labels(cfg)
-    return replace(base, clients=tuple(result.names), classes=() if permuted else base.classes)
 
 
 def _summary(result: artifact.Partition, samples: Samples, total: int, seed: int) -> dict[str, Any]:

@@ -29,21 +29,12 @@ from pflcli.options.declaration import (
 )
 
 
-def _scaling(value: bool | str) -> str:
-    """Return ``standardize`` as a user types it."""
-    return "federation" if value is True else str(value)
-
-
 def _as_source(value: Any) -> str:
     """Return ``data`` as a user types it: a path, or a format and a path."""
     form = re.match("[a-z]+:(?=.)", str(value))
     if form is None or Path(value).exists():
         return PathWord(value)
     return PathWord.of_parts(form.group(), Path(str(value)[form.end() :]))
-
-
-def _parse_sources(paths: list[Path]) -> Path | list[Path]:
-    return paths[0] if len(paths) == 1 else paths
 
 
 def _as_sources(value: Any) -> str | list[str]:
@@ -68,7 +59,7 @@ class ImportData(TableOptions):
 
     data: Annotated[
         Path | str | Sequence[Path | str],
-        Typed(list[Path], _parse_sources, _as_sources),
+        Typed(list[Path], lambda paths: paths[0] if len(paths) == 1 else paths, _as_sources),
         typer.Argument(
             help="Read this table (.csv, .tsv, .txt, .csv.gz, .xlsx, .parquet, .feather, .dta, .sav or .jsonl), this"
             " .npz, .h5 or .hdf5 file, or this folder CLIENT/LABEL/IMAGE. Several tables, or a folder of tables, have a"
@@ -151,7 +142,11 @@ class ImportData(TableOptions):
     ] = None
     standardize: Annotated[
         bool | str | None,
-        Typed(str, lambda word: {"true": "federation", "false": None}.get(word, word), _scaling),
+        Typed(
+            str,
+            lambda word: {"true": "federation", "false": None}.get(word, word),
+            lambda value: "federation" if value is True else str(value),
+        ),
         Choices(("federation", "client")),
         typer.Option(
             help="Scale each feature to mean 0 and standard deviation 1. `pfl partition` computes the scale from the"
@@ -201,8 +196,8 @@ class ImportData(TableOptions):
     like: Annotated[
         OptionalPath,
         typer.Option(
-            help="Read new data with the task, classes, columns and scaling of this dataset, or of its partition, which"
-            " also contains means and standard deviations.",
+            help="Read new data with the task, classes, columns and scaling of this dataset, of its partition, which"
+            " also contains means and standard deviations, or of a table that sites agree on (.toml).",
             metavar="ARTIFACT",
             autocompletion=completion.artifacts("dataset", "partition"),
         ),

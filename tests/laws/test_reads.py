@@ -83,7 +83,10 @@ OPTIONS = {
 }
 ARTIFACTS = {"source", "sources", "arriving", "references"}
 """Arguments: inputs, which test_placing holds to the same law."""
-NO_ARTIFACT = {"predict", "export", "replay", "report", "track", "federation run", "site check", "site answer"}
+NO_ARTIFACT = {
+    *("predict", "export", "replay", "report", "track", "federation columns", "federation run"),
+    *("site answer", "site check", "site columns"),
+}
 """Commands that replace a single file, or that write nothing but files of their own to a folder."""
 
 

@@ -45,11 +45,16 @@ def require_folder(root: Path) -> None:
 
 @dataclass(frozen=True)
 class Like:
-    """The ``classes`` and ``columns`` of ``name`` that new data must have; each is empty if there are none."""
+    """The ``classes`` and ``columns`` of ``name`` that new data must have; each is empty if there are none.
+
+    New data may call a column by a key of ``spellings``. Columns in ``coded`` have words, be they known or not.
+    """
 
     name: str
     classes: tuple[str, ...]
     columns: tuple[Column, ...]
+    spellings: Mapping[str, str] = field(default_factory=dict)
+    coded: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,8 @@ def select(
                     f"--{name} contradicts --like {like.name}, whose columns are read", f"leave out --{name}"
                 )
         known = _find_known_columns(table, like, positions)
-        return Selection(list(known), {at: words for at, words in known.items() if words}, False, False, like)
+        of_words = {at: words for at, words in known.items() if words or table.columns[at] in like.coded}
+        return Selection(list(known), of_words, False, False, like)
     selected = None if features is None else _find_named_columns(table, "features", features, positions)
     coded: list[int] = []
     if categorical is not None and categorical != ABSENT:

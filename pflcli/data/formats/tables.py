@@ -47,6 +47,8 @@ def read(
     columns that contradict one another, InputError for a missing column, a cell that is not a number or a word that
     ``like`` does not have.
     """
+    if like is not None:
+        table.columns[:] = [like.spellings.get(name, name) for name in table.columns]
     label, condition = parse_condition(roles.label, table.columns)
     positions = find_positions(table, replace(roles, label=label))
     selection = select(table, features, categorical, like, positions, leave_out)

@@ -105,7 +105,8 @@ def clean(
     if not (standardize_by or missing == "median"):
         x = x.astype(np.uint8 if is_images else np.float32, copy=False)
     kind = None if task is None else Labels.of(task)
-    dataset = Dataset(x, y, classes, owner, _feature_names(columns), bool(standardize_by), fill, labels=kind)
+    features = tuple(feature for column in columns for feature in column.all_features)
+    dataset = Dataset(x, y, classes, owner, features, bool(standardize_by), fill, labels=kind)
     groups = raw.metadata.get("group")
     group = None if groups is None else np.unique(groups[rows], return_inverse=True)[1].astype(np.int64)
     by_client = standardize_by == "client"
@@ -118,12 +119,6 @@ def clean(
 def list_kept(raw: RawSamples) -> dict[str, NDArray[np.str_]]:
     """Return the words (n,) of each kept column, by its name."""
     return {role.removeprefix(KEEP): words for role, words in raw.metadata.items() if role.startswith(KEEP)}
-
-
-def _feature_names(columns: Sequence[Column]) -> tuple[str, ...]:
-    """Return the names of the features of all columns, also of those that mark missing values."""
-    marked = ([*column.features, *[f"{column.name} missing"] * column.gaps] for column in columns)
-    return tuple(feature for features in marked for feature in features)
 
 
 def read_names(raw: RawSamples) -> RawSamples:

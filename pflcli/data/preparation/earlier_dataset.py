@@ -14,6 +14,7 @@ from pflcli.artifacts.codebook import Codebook, Column
 from pflcli.artifacts.kinds import read_labels
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import ancestor
+from pflcli.core import plugins
 from pflcli.core.engine.tasks import Task
 from pflcli.core.errors import GoneError, InputError
 from pflcli.core.tasks import Labels
@@ -95,7 +96,10 @@ class Earlier:
 
 
 def read_earlier(path: Path | str) -> Earlier:
-    """Read the artifact at ``path``; raises InputError if it has no class names."""
+    """Read the artifact, or the table that sites agree on, at ``path``; raises InputError if it has no class names."""
+    if Path(path).suffix == ".toml" and (read := plugins.load("KINDS", "federation", "like")) is not None:
+        earlier: Earlier = read(Path(path))
+        return earlier
     artifact = open_one(path)
     # A comparison and the like have no codebook of their own.
     source = artifact if codebook.FILE in artifact.manifest.files else ancestor(artifact, "partition")

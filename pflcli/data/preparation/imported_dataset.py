@@ -65,28 +65,24 @@ def load_samples(source: Artifact, root: Path | None, *, download: bool = False)
 
 def summarize(dataset: datasets.Dataset, dropped: int) -> dict[str, Any]:
     """Return the summary of a dataset of which ``dropped`` samples were left out."""
+    sizes = np.bincount(dataset.y, minlength=len(dataset.classes)).tolist() if dataset.labels is None else []
+    counts = dict(zip(dataset.classes, sizes, strict=True))
     summary: dict[str, Any] = {
         "samples": len(dataset.y),
         "dropped": dropped,
         "shape": list(dataset.x.shape[1:]),
         "type": str(dataset.x.dtype),
-        **(_count_classes(dataset) if dataset.labels is None else dataset.labels.facts()),
+        **({"classes": counts} if dataset.labels is None else dataset.labels.facts()),
         "features": list(dataset.features),
         "clients": None,
         **({"kept": [*dataset.kept]} if dataset.kept else {}),
     }
     if dataset.owner is not None:
-        sizes = np.unique(dataset.owner, return_counts=True)[1]
+        owned = np.unique(dataset.owner, return_counts=True)[1]
         summary |= {
-            "clients": len(sizes),
-            "smallest": int(sizes.min()),
-            "median": float(np.median(sizes)),
-            "largest": int(sizes.max()),
+            "clients": len(owned),
+            "smallest": int(owned.min()),
+            "median": float(np.median(owned)),
+            "largest": int(owned.max()),
         }
     return summary
-
-
-def _count_classes(dataset: datasets.Dataset) -> dict[str, Any]:
-    """Return the number of samples of each class."""
-    counts = np.bincount(dataset.y, minlength=len(dataset.classes))
-    return {"classes": {name: int(count) for name, count in zip(dataset.classes, counts, strict=True)}}

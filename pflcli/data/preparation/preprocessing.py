@@ -247,8 +247,7 @@ class Preprocessing:
         flat = known.reshape(-1, known.shape[-1]).astype(np.float64)
         low, high = flat.min(axis=0), flat.max(axis=0)
         is_far = (x < low - (high - low)) | (x > high + (high - low))
-        marked = [(each.features, each.gaps) for each in self.columns]
-        features = [name for own, gaps in marked for name in (*own, *[f"{own[0]} missing"] * gaps)]
+        features = [name for each in self.columns for name in each.all_features]
         remarks = []
         for at in np.flatnonzero(is_far.reshape(-1, x.shape[-1]).any(axis=0))[:4].tolist():
             bad = np.unique(np.nonzero(is_far[..., at])[0])

@@ -10,6 +10,12 @@ COMMANDS = {
         "options": "federation_options:CreateFederation",
         "function": "federation:create_federation",
     },
+    "federation columns": {
+        "panel": "Among real sites",
+        "options": "column_options:AgreeOnColumns",
+        "function": "columns.commands:agree_on_columns",
+        "terminal": "column_terminal:AGREEMENT",
+    },
     "federation check": {
         "panel": "Among real sites",
         "options": "federation_options:CheckFederation",
@@ -21,6 +27,12 @@ COMMANDS = {
         "options": "federation_options:RunFederation",
         "function": "federation:run_federation",
         "terminal": "terminal:PATH",
+    },
+    "site columns": {
+        "panel": "Among real sites",
+        "options": "column_options:SummarizeColumns",
+        "function": "columns.commands:summarize_columns",
+        "terminal": "column_terminal:SUMMARY",
     },
     "site check": {
         "panel": "Among real sites",
@@ -40,4 +52,4 @@ COMMANDS = {
         "terminal": "terminal:ANSWER",
     },
 }
-KINDS = {"federation": {"section": "show:section"}}
+KINDS = {"federation": {"section": "show:section", "like": "columns.table:read_earlier"}}
