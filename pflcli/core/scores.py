@@ -46,9 +46,9 @@ def count_classes(p: Array, y: Array, owner: Array, clients: int) -> NDArray[np.
 
 
 def average_precisions(labels: Array, predicted: Array, hits: Array) -> float:
-    """Return the mean precision over the classes that occur, from their numbers (C,) as ``count_classes`` has them."""
+    """Return the mean precision over the classes that occur, from the numbers (C,) of ``count_classes``, or nan."""
     occurs = (predicted > 0) | (labels > 0)
-    return float(np.mean(hits[occurs] / np.maximum(predicted[occurs], 1)))
+    return float(np.mean(hits[occurs] / np.maximum(predicted[occurs], 1))) if occurs.any() else math.nan
 
 
 def macro_precision(p: Array, y: Array) -> float:
@@ -56,7 +56,7 @@ def macro_precision(p: Array, y: Array) -> float:
 
     A class that is never predicted has precision 0.
     """
-    return average_precisions(*count_classes(p, y, np.zeros_like(y), 1)[0]) if len(y) else math.nan
+    return average_precisions(*count_classes(p, y, np.zeros_like(y), 1)[0])
 
 
 def calibration_gaps(p: Array, y: Array, owner: Array, clients: int, bins: int = 15) -> NDArray[np.float64]:

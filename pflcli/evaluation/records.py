@@ -76,13 +76,16 @@ def make(
     p, y, offsets = answers.parts["p"], answers.y, answers.offsets
     n, are_classes, named = np.diff(offsets), labels.kind == CLASSES, catalogue.client_metrics(metrics)
     owner, clients = np.repeat(np.arange(len(n)), n), len(n)
-    fields: dict[str, Any] = {
-        "n": n,
-        "samples": digest_samples(answers),
-        "client": {metric.name: metric.score_clients(p, y, offsets, labels) for metric in named},
-        "counts": scores.count_classes(p, y, owner, clients) if are_classes else np.zeros((clients, 3, 0), np.int64),
-        "gaps": scores.calibration_gaps(p, y, owner, clients) if are_classes else np.zeros((clients, 0)),
-    }
+    counts: NDArray[np.int64] = np.zeros((clients, 3, 0), np.int64)
+    gaps, client = np.zeros((clients, 0)), dict[str, NDArray[np.float64]]()
+    if are_classes:  # from sums, as fast with many clients as with one
+        counts = scores.count_classes(p, y, owner, clients)
+        gaps = scores.calibration_gaps(p, y, owner, clients)
+        client["macro_precision"] = np.asarray([scores.average_precisions(*each) for each in counts], np.float64)
+        client["calibration_error"] = scores.ratio(np.abs(gaps).sum(axis=1), n)
+    client |= {each.name: each.score_clients(p, y, offsets, labels) for each in named if each.name not in client}
+    fields: dict[str, Any] = {"n": n, "samples": digest_samples(answers), "client": client}
+    fields |= {"counts": counts, "gaps": gaps}
     parts = {label: each.parts["p"] for label, each in others.items()}
     if "" in parts:
         apart = np.abs(p - parts[""]).max(axis=1, initial=0) if p.shape == parts[""].shape else np.inf
