@@ -36,29 +36,41 @@ def log_loss(p: Array, y: Array) -> NDArray[np.float64]:
     return -np.log(np.maximum(chosen, 1e-12))
 
 
+def count_classes(p: Array, y: Array, owner: Array, clients: int) -> NDArray[np.int64]:
+    """Return numbers of labels, predictions and right predictions by class, (m, 3, C), for clients ``owner`` (n,)."""
+    guess, classes = p.argmax(axis=1), p.shape[1]
+    right = guess == y
+    kinds = ((owner, y), (owner, guess), (owner[right], y[right]))
+    counts = [np.bincount(who * classes + of, minlength=clients * classes) for who, of in kinds]
+    return np.stack(counts).reshape(3, clients, classes).transpose(1, 0, 2)
+
+
+def average_precisions(labels: Array, predicted: Array, hits: Array) -> float:
+    """Return the mean precision over the classes that occur, from the numbers (C,) of ``count_classes``, or nan."""
+    occurs = (predicted > 0) | (labels > 0)
+    return float(np.mean(hits[occurs] / np.maximum(predicted[occurs], 1))) if occurs.any() else math.nan
+
+
 def macro_precision(p: Array, y: Array) -> float:
     """Return the mean precision over the classes that occur among labels or predictions; nan without samples.
 
     A class that is never predicted has precision 0.
     """
-    if len(y) == 0:
-        return math.nan
-    guess = p.argmax(axis=1)
-    classes = p.shape[1]
-    predicted = np.bincount(guess, minlength=classes)
-    hits = np.bincount(guess[guess == y], minlength=classes)
-    occurs = (predicted > 0) | (np.bincount(y, minlength=classes) > 0)
-    return float(np.mean(hits[occurs] / np.maximum(predicted[occurs], 1)))
+    return average_precisions(*count_classes(p, y, np.zeros_like(y), 1)[0])
+
+
+def calibration_gaps(p: Array, y: Array, owner: Array, clients: int, bins: int = 15) -> NDArray[np.float64]:
+    """Return the sums of confidence minus right predictions, (m, bins), by client and equal-width bin of confidence."""
+    confidence = p.max(axis=1).astype(np.float64)
+    place = np.minimum((confidence * bins).astype(int), bins - 1)
+    weights = confidence - correct(p, y)
+    gaps = np.bincount(owner * bins + place, weights=weights, minlength=clients * bins)
+    return gaps.astype(np.float64).reshape(clients, bins)
 
 
 def calibration_error(p: Array, y: Array, bins: int = 15) -> float:
     """Return the expected calibration error over equal-width bins (Guo et al., 2017); nan without samples."""
-    if len(y) == 0:
-        return math.nan
-    confidence = p.max(axis=1).astype(np.float64)
-    place = np.minimum((confidence * bins).astype(int), bins - 1)
-    gap = np.bincount(place, weights=confidence - correct(p, y), minlength=bins)
-    return float(np.abs(gap).sum() / len(y))
+    return float(np.abs(calibration_gaps(p, y, np.zeros_like(y), 1, bins)).sum() / len(y)) if len(y) else math.nan
 
 
 def bottom_decile(accuracy: Array) -> float:

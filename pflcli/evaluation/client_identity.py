@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-import numpy as np
-from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook
 from pflcli.artifacts.reader import Artifact, ancestor, follow
@@ -45,34 +42,6 @@ def read_client_table(artifact: Artifact) -> pd.DataFrame:
             na_values=[""],
             encoding="utf-8",
         )
-
-
-def identify_clients(
-    artifacts: Mapping[int, Artifact], samples: Mapping[int, Sequence[NDArray[np.int64]]]
-) -> dict[int, NDArray[np.str_]]:
-    """Return an identifier of each client, (m,) by seed; the same client has the same identifier under all seeds.
-
-    A client with a name in the data (a writer, a hospital) is identified by this name. Other clients are the same only
-    in the same partition or, if it no longer exists, if all clients have the same ``samples`` (ids and offsets, by
-    seed).
-    """
-    by_seed: dict[int, NDArray[np.str_]] = {}
-    for seed, group in identify_partitions(artifacts, samples).items():
-        known, count = read_names(artifacts[seed]), len(samples[seed][1]) - 1
-        by_seed[seed] = np.asarray(known if known is not None else [f"{group}/{client}" for client in range(count)])
-    return by_seed
-
-
-def identify_partitions(
-    artifacts: Mapping[int, Artifact], samples: Mapping[int, Sequence[NDArray[np.int64]]]
-) -> dict[int, str]:
-    """Return the fingerprint of the partition of each seed or, if it no longer exists, the seed with these samples."""
-    known = {}
-    for seed, artifact in artifacts.items():
-        partition = read_partition(artifact)
-        twin = next(s for s in samples if all(map(np.array_equal, samples[s], samples[seed])))
-        known[seed] = f"samples of seed {twin}" if partition is None else partition.manifest.fingerprint
-    return known
 
 
 def is_one_partition(artifact: Artifact) -> bool:

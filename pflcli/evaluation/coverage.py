@@ -112,36 +112,23 @@ def measure_sets(artifact: Artifact, test: SplitPredictions, coverage: float) ->
     validation = read_calibration(artifact)
     if len(validation.offsets) != len(test.offsets):
         raise InputError(f"{artifact.path}/predictions.h5 is inconsistent: its splits have different clients")
-    if (labels := read_labels(artifact.manifest, 0)).kind != CLASSES:
-        return _measure_intervals(labels.task(), validation, test, coverage)
-    known = conformal.score_labels(validation.parts["p"], validation.y)
-    sizes = np.diff(test.offsets)
-    rules = {}
-    for rule in conformal.RULES:
-        threshold = conformal.find_thresholds(known, validation.offsets, coverage, rule)
-        members = conformal.build_sets(test.parts["p"], np.repeat(threshold, sizes))
-        covered = members[np.arange(len(test.y)), test.y]
-        rules[rule] = Rule(
-            threshold,
-            scores.per_client(covered, test.offsets),
-            scores.per_client(members.sum(axis=1), test.offsets),
-        )
-    return ClientSets(coverage, np.diff(validation.offsets), rules)
-
-
-def _measure_intervals(task: Task, validation: SplitPredictions, test: SplitPredictions, coverage: float) -> ClientSets:
-    """Score the intervals of numbers: the task's, each end moved by the threshold t; width nan where t is infinite."""
-    (known, _), (errors, length) = (
-        _score_numbers(task, each.parts["p"], each.y, coverage) for each in (validation, test)
-    )
-    rules = {}
+    labels, rules = read_labels(artifact.manifest, 0), {}
+    if labels.kind == CLASSES:
+        known = conformal.score_labels(validation.parts["p"], validation.y)
+    else:
+        known, _ = _score_numbers(labels.task(), validation.parts["p"], validation.y, coverage)
+        errors, length = _score_numbers(labels.task(), test.parts["p"], test.y, coverage)
     for rule in conformal.RULES:
         threshold = conformal.find_thresholds(known, validation.offsets, coverage, rule)
         moved = np.repeat(threshold, np.diff(test.offsets))
-        width = np.maximum(length + 2 * np.where(np.isfinite(moved), moved, np.nan), 0.0)
-        each = (scores.per_client(values, test.offsets) for values in (errors <= moved, width))
-        rules[rule] = Rule(threshold, *each)
-    return ClientSets(coverage, np.diff(validation.offsets), rules, of_numbers=True)
+        if labels.kind == CLASSES:
+            members = conformal.build_sets(test.parts["p"], moved)
+            covered, size = members[np.arange(len(test.y)), test.y], members.sum(axis=1)
+        else:  # each end of the task's intervals is moved by the threshold; the width is nan where it is infinite
+            covered = errors <= moved
+            size = np.maximum(length + 2 * np.where(np.isfinite(moved), moved, np.nan), 0.0)
+        rules[rule] = Rule(threshold, *(scores.per_client(values, test.offsets) for values in (covered, size)))
+    return ClientSets(coverage, np.diff(validation.offsets), rules, of_numbers=labels.kind != CLASSES)
 
 
 def _score_numbers(

@@ -6,9 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from pflcli.core import scores
 from pflcli.core.wording import listed
 from pflcli.evaluation.summary import ScoredPredictions
 
@@ -57,17 +54,16 @@ def find_below_constant(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _describe_failure(item: ScoredPredictions) -> tuple[str, str] | None:
     """Return what shows that the training of a run failed, and its numbers; None if nothing does."""
-    p, y = item.answers.parts["p"], item.answers.y
-    predicted, present = np.unique(p.argmax(axis=1)), np.bincount(y, minlength=p.shape[1])
-    if (present > 0).sum() > 1 and len(predicted) == 1:
-        name = item.class_names[int(predicted[0])]
-        return "predicts one class for all samples", f"class {name} for {len(y)} samples"
-    uniform, losses = math.log(p.shape[1]), item.losses
+    present, predicted, hits = item.counts.sum(axis=0)
+    if (present > 0).sum() > 1 and (predicted > 0).sum() == 1:
+        name = item.class_names[int(predicted.argmax())]
+        return "predicts one class for all samples", f"class {name} for {present.sum()} samples"
+    uniform, losses = math.log(len(present)), item.losses
     if losses and losses[-1] > _LARGE_LOSS * uniform:
         what = f"ended with a training loss far above that of equal probabilities, {uniform:.2g}"
         return what, f"{losses[-1]:.2g}"
-    log_loss = float(scores.log_loss(p, y).mean())
-    if log_loss > uniform and item.right.mean() <= present.max() / len(y) and (present > 0).sum() > 1:
+    log_loss = item.pool()["log_loss"]
+    if log_loss > uniform and hits.sum() <= present.max() and (present > 0).sum() > 1:
         what = "is not more accurate than the most frequent class, and has a log-loss above that of equal probabilities"
         return f"{what}, {uniform:.2g}", f"{log_loss:.2g}"
     return None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import reprlib
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,7 +26,7 @@ from pflcli.core.tasks import Labels
 from pflcli.core.wording import WordedInPython, in_python
 from pflcli.evaluation import client_identity, convergence, latex, round_costs, scoring, summary
 from pflcli.evaluation.presentation import conclusion, notes, tables
-from pflcli.evaluation.summary import ScoredPredictions
+from pflcli.evaluation.summary import Scored, ScoredPredictions
 
 if TYPE_CHECKING:
     from pflcli.core.simulation.simulate import Result
@@ -115,8 +116,7 @@ def compare_results(
         if not isinstance(value, str):
             raise UsageError(f"{name} is {value!r}, not a word", f"table(results, {name}='fedavg')")
     names = _parse_metrics(_propose_metric(results) if metric is None else metric)
-    groups, megabytes = dict[str, list[ScoredPredictions]](), dict[str, list[float]]()
-    identities = dict[str, dict[int, NDArray[np.str_]]]()
+    runs, owners, megabytes = [], dict[tuple[str, int], Any](), dict[str, list[float]]()
     for label, sources in results.items():
         if not isinstance(label, str):
             raise UsageError(f"the label {label!r} is not a word", _EXAMPLE)
@@ -124,15 +124,19 @@ def compare_results(
         if not found:
             raise UsageError(f"{label} has no result", "one result per seed")
         for source in found:
-            item, sent, clients = _score(source, label, split, names)
-            if item.seed in identities.setdefault(label, {}):
+            item, read, sent = _read_run(source, label, split, names)
+            if (label, item.seed) in owners:
                 raise UsageError(f"{label} has two results with seed {item.seed}", "one result per seed")
-            identities[label][item.seed] = clients
-            groups.setdefault(label, []).append(item)
+            owners[label, item.seed] = source
+            runs.append((item, read))
             megabytes.setdefault(label, []).append(sent / 1e6)
+    paired = scoring.add_records(runs, baseline)
+    groups = {label: [item for item in paired if item.label == label] for label in megabytes}
     _require_comparable(groups)
-    paired = scoring.pair_with_baseline([item for items in groups.values() for item in items], baseline)
-    groups = {label: [item for item in paired if item.label == label] for label in groups}
+    identities = {
+        label: {item.seed: _identify(owners[label, item.seed], item) for item in items}
+        for label, items in groups.items()
+    }
     rows = [summary.summarize_scores(label, items, identities[label]) for label, items in groups.items()]
     for row in rows:
         row["metrics"].add("megabytes", len(row["seeds"]), megabytes[row["label"]])
@@ -184,24 +188,23 @@ def _require_comparable(groups: Mapping[str, Sequence[ScoredPredictions]]) -> No
             known = [[*each.names] for each in (other, item) if each.names is not None]
             if len(item.n) != len(other.n) or known[1:] not in ([], known[:1]):
                 raise UsageError(f"{pair} have different clients", "simulate every method on the same federation")
-            if not scoring.same_samples(item, other):
+            if not np.array_equal(item.samples, other.samples):
                 raise UsageError(
                     f"{pair} were scored on different samples: their federations have different splits",
                     "simulate every method on the same federation",
                 )
 
 
-def _score(
+def _read_run(
     source: Source, label: str, split: str, metrics: tuple[str, ...]
-) -> tuple[ScoredPredictions, float, NDArray[np.str_]]:
-    """Return the scores of a result or of stored predictions, the bytes that were sent, and who each client (m,) is."""
+) -> tuple[ScoredPredictions, Callable[[], predictions.SplitPredictions], float]:
+    """Return a run without records, a function that reads its predictions, and the bytes that were sent."""
     if isinstance(source, (str, Path)):
         artifact = open_one(source, "predictions")
-        stored = scoring.score_artifact(artifact, label, split, metrics)
-        stored = replace(stored, is_reference=scoring.is_reference(stored.method))
+        stored = scoring.describe_run(artifact, label, split, metrics)
         later = round_costs.measure_later(artifact)
         sent = sum(artifact.manifest.summary[link] - later[link] for link in round_costs.LINKS)
-        return stored, sent, summary.identify_clients([stored])[stored.seed]
+        return stored, partial(predictions.read, artifact, split), sent
     if not hasattr(source, "predictions"):
         raise UsageError(
             f"{label} is {reprlib.repr(source)}, which has no predictions",
@@ -210,34 +213,32 @@ def _score(
     found, federation = source.predictions.get(split), source.federation
     if found is None:
         raise InputError(f"{label} has no {split} predictions", f"choose from: {', '.join(source.predictions)}")
-    answers = _read_split(source, split)
-    if not len(answers.y):
+    if not len(found.y):
         raise InputError(f"{label} has no {split} samples to score")
-    classes = answers.parts["p"].shape[1]
     labels = Labels.of(federation.task)
     catalogue.require_defined(metrics, labels)
     curve, losses = _read_progress(source)
-    fields: dict[str, Any] = scoring.score_predictions(answers, metrics, labels)
-    if source.method in conclusion.ALONE and "validation" in source.predictions:
-        fields["validation"] = scoring.score_validation(_read_split(source, "validation"), metrics, labels)
+    known = source.method in conclusion.ALONE and "validation" in source.predictions
     item = ScoredPredictions(
         label=label,
         method=source.method,
         seed=source.seed,
         names=None if client_identity.are_numbered(federation.names) else federation.names,
-        class_names=federation.class_names or [*map(str, range(classes))],
+        class_names=federation.class_names or [*map(str, range(found.p.shape[1]))],
         learned_from=("train", "validation") if source.settings.refit else ("train",),
         is_transductive=bool(source._method.TRANSDUCTIVE),
         is_reference=scoring.is_reference(source.method),
         curve=curve,
         validation_samples=len(source.predictions["validation"].y) if "validation" in source.predictions else 0,
+        validation=scoring.score_validation(_read_split(source, "validation"), metrics, labels) if known else math.nan,
         losses=losses,
         is_stopped=convergence.is_stopped(vars(source.settings), max(curve[0], default=0)),
+        metric_names=metrics,
+        labels=labels,
         tuned=source.tuned,
         new=federation.new,
-        **fields,
     )
-    return item, _count_bytes(source), _identify(source)
+    return item, partial(_read_split, source, split), _count_bytes(source)
 
 
 def _count_bytes(result: Result) -> int:
@@ -290,9 +291,9 @@ def _sample_ids(result: Result, split: str, count: int) -> NDArray[np.int64]:
     return result.federation.sample[result.run.federation.rows_of(result.run.clients, split)]
 
 
-def _identify(result: Result) -> NDArray[np.str_]:
-    """Return who each client (m,) of a result is: its name in the data, else its number in its federation."""
-    names = result.federation.names
-    if not client_identity.are_numbered(names):
-        return np.asarray(names)
-    return np.asarray([f"{id(result.federation)}/{client}" for client in result.federation.clients])
+def _identify(source: Any, item: ScoredPredictions) -> NDArray[np.str_]:
+    """Return who each client (m,) of a run is: its name in the data, else its number in its partition or federation."""
+    if isinstance(item, Scored):
+        return summary.identify_clients([item])[item.seed]
+    federation = source.federation
+    return np.asarray(item.names or [f"{id(federation)}/{client}" for client in federation.clients])

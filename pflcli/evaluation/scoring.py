@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,10 +15,10 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook, csv_file
 from pflcli.artifacts.kinds import evaluation, predictions, read_labels
-from pflcli.artifacts.reader import Artifact, ancestor
+from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.core import registry, scores, tasks
-from pflcli.core.errors import GoneError, InputError, UsageError, closest
+from pflcli.core.errors import InputError, UsageError, closest
 from pflcli.core.metrics import catalogue
 from pflcli.core.wording import counted, listed
 from pflcli.evaluation import (
@@ -27,6 +28,7 @@ from pflcli.evaluation import (
     coverage,
     failed_training,
     figures,
+    records,
     round_costs,
     stored_scores,
     summary,
@@ -34,15 +36,13 @@ from pflcli.evaluation import (
 )
 from pflcli.evaluation.charts import clients as client_charts
 from pflcli.evaluation.charts.vega import Spec
-from pflcli.evaluation.metrics import gains
+from pflcli.evaluation.metrics import fixed_clients, gains
 from pflcli.evaluation.presentation import conclusion, further_tables, notes, tables
 from pflcli.evaluation.presentation.conclusion import ClientScores, Conclusion, Marks, mark_column
 from pflcli.evaluation.round_costs import Link
 from pflcli.evaluation.summary import Scored, ScoredPredictions
 
 _ONE_VERSUS_REST = {"auroc", "average_precision"}
-_ROUNDING = 1e-6
-"""Largest difference between probabilities that are computed in another order."""
 _MAX_NAMED = 5
 """Most clients that a note names."""
 
@@ -68,9 +68,12 @@ def score(
     ``references`` are the labels of methods that are not ranked, beside those of methods with ``REFERENCE``.
     """
     labelled = _label_artifacts(artifacts) if labels is None else list(zip(artifacts, labels, strict=True))
-    scored = [score_artifact(artifact, label, split, metric_names, positive, level) for artifact, label in labelled]
-    scored = [replace(item, is_reference=item.label in references or is_reference(item.method)) for item in scored]
-    return pair_with_baseline(scored, baseline)
+    runs = [describe_run(artifact, label, split, metric_names, positive) for artifact, label in labelled]
+    runs = [replace(item, is_reference=item.is_reference or item.label in references) for item in runs]
+    sources = [(item, partial(predictions.read, item.artifact, split)) for item in runs]
+    if level is None:
+        return add_records(sources, baseline)
+    return add_records(sources, baseline, lambda item, own: {"sets": coverage.measure_sets(item.artifact, own, level)})
 
 
 def require_suited(labels: tasks.Labels, target: float | None, level: float | None) -> None:
@@ -101,19 +104,13 @@ def summarize(
         **({} if metric_names == catalogue.DEFAULT else {"metric": list(metric_names)}),
         "baseline": baseline if baseline in groups else "global" if has_baseline(scored) else None,
         "reported": " or ".join(sorted({_reported_round(item.artifact) for item in scored}, reverse=True)),
-        "methods": [summary.summarize_method(label, items) for label, items in groups.items()],
+        "methods": [summary.summarize_method(label, items, target, link) for label, items in groups.items()],
+        **({} if target is None else {"target": target}),
+        **({} if link is None else {"link": str(link)}),
     }
-    if target is not None:
-        table["target"] = target
-        for method, items in zip(table["methods"], groups.values(), strict=True):
-            method["metrics"] |= round_costs.summarize_time_to_target([item.artifact for item in items], target)
-    if link is not None:
-        table["link"] = str(link)
-        for method, items in zip(table["methods"], groups.values(), strict=True):
-            method["metrics"] |= round_costs.summarize_simulated_time([item.artifact for item in items], link, target)
     if scored[0].sets is not None:
         table["sets"] = coverage.summarize_sets(groups, tried or {})
-    partitions = [_find_partition(item.artifact) for item in scored]
+    partitions = [client_identity.read_partition(item.artifact) for item in scored]
     if all(each is not None and not each.manifest.summary.get("validation", 1) for each in partitions):
         table["without_validation"] = True
     table |= _describe_split(partitions, next(iter(groups.values())))
@@ -136,7 +133,7 @@ def judge(
     conclusion.judge_gains(rows, baseline, level)
     training_alone.add_gains(rows, groups, identities, baseline, level)
     are_classes = metric in tasks.find(tasks.CLASSES).metrics
-    shares = [np.bincount(item.answers.y).max() / len(item.answers.y) for item in scored] if are_classes else []
+    shares = [item.counts[:, 0].sum(axis=0).max() / item.n.sum() for item in scored] if are_classes else []
     majority = float(np.mean(shares)) if shares else None
     if unit := scored[0].labels.unit:
         table["unit"] = unit
@@ -264,24 +261,17 @@ def _describe_repetitions(groups: Mapping[str, Sequence[ScoredPredictions]], bas
 
 
 def _describe_untested(scored: Sequence[ScoredPredictions], split: str) -> list[str]:
-    """Return a sentence that counts and names the clients without samples to score; empty if there are none."""
-    untested = {item.seed: np.flatnonzero(item.n == 0) for item in scored}
-    seed, missing = max(untested.items(), key=lambda pair: len(pair[1]))
-    if not len(missing):
-        return []
-    first = next(item for item in scored if item.seed == seed)
-    names = first.names
-    words = [names[client] if names is not None else f"client {client}" for client in missing.tolist()]
-    of = f"{len(missing)} of {counted(len(first.n), 'client')}"
-    return [f"{of} have no {split} samples and are not counted: {listed(words, _MAX_NAMED)}"]
-
-
-def _find_partition(artifact: Artifact) -> Artifact | None:
-    """Return the partition of a run; None if it is unknown."""
-    try:
-        return ancestor(artifact, "partition")
-    except GoneError:
-        return None
+    """Return sentences that count and name the clients without samples to score, and those that withhold scores."""
+    lines = []
+    for withhold, what in ((False, f"no {split} samples"), (True, f"few {split} samples, whose scores they withhold,")):
+        untested = {item.seed: np.flatnonzero((item.n == 0) & ((item.withheld > 0) == withhold)) for item in scored}
+        seed, missing = max(untested.items(), key=lambda pair: len(pair[1]))
+        if len(missing):
+            first = next(item for item in scored if item.seed == seed)
+            words = [summary.name_client(first, client) for client in missing.tolist()]
+            of = f"{len(missing)} of {counted(len(first.n), 'client')}"
+            lines.append(f"{of} have {what} and are not counted: {listed(words, _MAX_NAMED)}")
+    return lines
 
 
 def _describe_split(partitions: Sequence[Artifact | None], items: Sequence[Scored]) -> dict[str, Any]:
@@ -298,7 +288,7 @@ def _describe_split(partitions: Sequence[Artifact | None], items: Sequence[Score
         given = "published"
     else:
         return {}
-    same = len(items) > 1 and all(same_samples(items[0], item) for item in items)
+    same = len(items) > 1 and all(np.array_equal(items[0].samples, item.samples) for item in items)
     return {"given_split": given, **({"same_split": True} if same else {})}
 
 
@@ -351,26 +341,21 @@ def _label_artifacts(artifacts: Sequence[Artifact]) -> list[tuple[Artifact, str]
     return [(artifact, f"{label} ({artifact.path})" if label in twice else label) for artifact, label in labelled]
 
 
-def score_artifact(
-    artifact: Artifact,
-    label: str,
-    split: str,
-    metric_names: tuple[str, ...],
-    positive_name: str | None = None,
-    level: float | None = None,
+def describe_run(
+    artifact: Artifact, label: str, split: str, metric_names: tuple[str, ...], positive_name: str | None = None
 ) -> Scored:
-    """Score stored predictions; ``score`` documents the arguments and errors."""
-    answers = predictions.read(artifact, split)
-    p = answers.parts["p"]
-    if not len(answers.y):
+    """Return a run of stored predictions without records; ``score`` documents the arguments and errors."""
+    samples, outputs = predictions.read_shape(artifact, split)
+    if not samples:
+        predictions.read(artifact, split)  # which says if the split was not predicted
         raise InputError(
             f"{artifact.path} has no {split} samples to score",
             "pfl partition DATASET -o DIR --fractions 0.6,0.2,0.2",
         )
-    labels = read_labels(artifact.manifest, p.shape[1])
+    labels = read_labels(artifact.manifest, outputs)
     catalogue.require_defined(metric_names, labels)
     curve, losses = round_costs.read_progress(artifact)
-    class_names = codebook.read(artifact).class_names(p.shape[1])
+    class_names = codebook.read(artifact).class_names(outputs)
     labels = replace(labels, positive=catalogue.positive_class(positive_name, class_names))
     method = str(artifact.manifest.request["method"])
     known = method in conclusion.ALONE and predictions.has_split(artifact, "validation")
@@ -384,34 +369,17 @@ def score_artifact(
         class_names=class_names,
         learned_from=predictions.learned_splits(artifact),
         is_transductive=predictions.is_transductive(artifact),
+        is_reference=is_reference(method),
         curve=curve,
-        validation_samples=predictions.count_samples(artifact, "validation"),
+        validation_samples=predictions.read_shape(artifact, "validation")[0],
         losses=losses,
         is_stopped=convergence.is_stopped(artifact.manifest.request["settings"], max(curve[0], default=0)),
         validation=math.nan if held_out is None else score_validation(held_out, metric_names, labels),
-        **score_predictions(answers, metric_names, labels),
+        metric_names=metric_names,
+        labels=labels,
         tuned=predictions.read_tuned(artifact),
         new=predictions.read_new_clients(artifact),
-        sets=None if level is None else coverage.measure_sets(artifact, answers, level),
     )
-
-
-def score_predictions(
-    answers: predictions.SplitPredictions, metric_names: tuple[str, ...], labels: tasks.Labels
-) -> dict[str, Any]:
-    """Return the fields of ScoredPredictions that follow from the predictions of one split."""
-    p, y, offsets = answers.parts["p"], answers.y, answers.offsets
-    client = {
-        metric.name: metric.score_clients(p, y, offsets, labels) for metric in catalogue.client_metrics(metric_names)
-    }
-    return {
-        "answers": answers,
-        "right": scores.correct(p, y),
-        "n": np.diff(offsets),
-        "client": client,
-        "metric_names": metric_names,
-        "labels": labels,
-    }
 
 
 def score_validation(
@@ -427,6 +395,38 @@ def score_validation(
 Item = TypeVar("Item", bound=ScoredPredictions)
 
 
+def add_records(
+    runs: Sequence[tuple[Item, Callable[[], predictions.SplitPredictions]]],
+    baseline: str,
+    measure: Callable[[Item, predictions.SplitPredictions], dict[str, Any]] = lambda *_: {},
+) -> list[Item]:
+    """Add the records of clients to runs, each with a function that reads its predictions, and pair them.
+
+    Each run is read once. Predictions of one method are in memory at a time, with those of the baseline and of training
+    alone. ``measure`` returns further fields.
+    """
+    items, references = [item for item, _ in runs], {baseline, *conclusion.ALONE}
+    kept = {place: read() for place, (item, read) in enumerate(runs) if references & {item.label, item.method}}
+    for label in dict.fromkeys(item.label for item in items):
+        places = [place for place, item in enumerate(items) if item.label == label]
+        answers = {place: kept[place] if place in kept else runs[place][1]() for place in places}
+        differences = list[dict[str, NDArray[np.int8]]]()
+        for place, own in answers.items():
+            item, known = items[place], {at: each for at, each in kept.items() if records.are_same(each, own)}
+            twins = {items[at].label: each for at, each in known.items() if items[at].seed == item.seed}
+            others = {"" if label == baseline else label: each for label, each in twins.items()}
+            fields, difference = records.make(own, item.metric_names, item.labels, others)
+            items[place] = replace(item, **fields, pairs={}, **measure(item, own))
+            differences.append(difference)
+        if len(places) > 1 and all((items[place].n > 0).sum() <= fixed_clients.MAX_FIXED for place in places):
+            names = [items[place].names or range(len(items[place].n)) for place in places]
+            for name in set.intersection(*({*each} for each in differences)):
+                sums = records.pair([*answers.values()], [each[name] for each in differences], names)
+                for place, each in zip(places, sums, strict=True):
+                    items[place].pairs[name] = each
+    return pair_with_baseline(items, baseline)
+
+
 def pair_with_baseline(scored: Sequence[Item], baseline: str) -> list[Item]:
     """Add the scores of each item's baseline: its predictions on the same samples, else those of the global model."""
     bases = [item for item in scored if item.label == baseline]
@@ -435,18 +435,9 @@ def pair_with_baseline(scored: Sequence[Item], baseline: str) -> list[Item]:
         raise UsageError(f"the baseline '{baseline}' is not among the predictions", closest(baseline, known))
     paired = []
     for item in scored:
-        twins = [base for base in bases if base.seed == item.seed and same_samples(base, item)]
-        if twins:
-            repeats = twins[0] is not item and _are_equal(item.answers.parts["p"], twins[0].answers.parts["p"])
-            paired.append(
-                replace(item, baseline_right=twins[0].right, baseline=twins[0].score, repeats_baseline=repeats)
-            )
-        elif "global" in item.answers.parts:
-            p, y, offsets = item.answers.parts["global"], item.answers.y, item.answers.offsets
-            score = catalogue.METRICS[item.metric_names[0]].score_clients(p, y, offsets, item.labels)
-            paired.append(replace(item, baseline_right=scores.correct(p, y), baseline=score))
-        else:
-            paired.append(item)
+        same = (base for base in bases if base.seed == item.seed and np.array_equal(base.samples, item.samples))
+        twin = next(same, None)
+        paired.append(replace(item, baseline=item.shared if twin is None else twin.score))
     return _share_variance(paired, baseline)
 
 
@@ -470,18 +461,6 @@ def _share_variance(paired: Sequence[Item], baseline: str) -> list[Item]:
         replace(item, seed_variance=shared.of_difference(item.label, baseline) if item.label in complete else None)
         for item in paired
     ]
-
-
-def _are_equal(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
-    """Return whether two arrays of probabilities (n, C) are equal up to rounding."""
-    return a.shape == b.shape and float(np.abs(a - b).max(initial=0)) < _ROUNDING
-
-
-def same_samples(a: ScoredPredictions, b: ScoredPredictions) -> bool:
-    """Return whether two runs were scored on the same samples of the same clients."""
-    return all(
-        np.array_equal(getattr(a.answers, name), getattr(b.answers, name)) for name in ("sample", "offsets", "y")
-    )
 
 
 def has_baseline(scored: Sequence[ScoredPredictions]) -> bool:

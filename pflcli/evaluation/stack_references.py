@@ -7,7 +7,6 @@ because it combines predictions.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts.kinds import predictions
+from pflcli.core import scores
 from pflcli.core.metrics import catalogue
 from pflcli.core.metrics.metric import Metric
+from pflcli.evaluation import scoring
 from pflcli.evaluation.summary import Scored
 
 _MIN_CLIENTS, _MIN_SAMPLES = 5, 200
@@ -39,8 +40,8 @@ def score_references(scored: Sequence[Scored], pools: Mapping[str, Sequence[str]
         if not runs:
             continue
         singles = {seed: max(items, key=_validation_score) for seed, items in runs.items()}
-        alone = [_score_predictions(item, item.answers.parts["p"]) for item in singles.values()]
-        best = [_score_predictions(items[0], choose_best_by_client(items)) for items in runs.values()]
+        alone = [_score_clients(item, item.score) for item in singles.values()]
+        best = [_score_clients(items[0], choose_best_scores(items)) for items in runs.values()]
         result[label] = {
             "pool": list(names),
             "best_by_validation": {str(seed): single.label for seed, single in singles.items()},
@@ -74,33 +75,25 @@ def warn_few_samples(offsets: NDArray[np.int64]) -> str:
     )
 
 
-def choose_best_by_client(items: Sequence[Scored]) -> NDArray[np.float32]:
-    """Return, for each client, the predictions of the item with its best score, (n, C); ties go to the first.
-
-    All ``items`` must have the same samples.
-    """
-    table = _get_metric(items[0]).sign * np.stack([item.score for item in items])
-    best = np.where(np.isnan(table), -math.inf, table).argmax(axis=0)
-    by_sample = np.repeat(best, items[0].n)
-    p = items[0].answers.parts["p"].copy()
-    for number, item in enumerate(items):
-        rows = by_sample == number
-        p[rows] = item.answers.parts["p"][rows]
-    return p
+def choose_best_scores(items: Sequence[Scored]) -> NDArray[np.float64]:
+    """Return each client's best score among those of ``items``, (m,); nan if it is undefined for all."""
+    sign = _get_metric(items[0]).sign
+    best: NDArray[np.float64] = sign * np.fmax.reduce([sign * item.score for item in items])
+    return best
 
 
 def _validation_score(item: Scored) -> float:
     """Return the score of a run on validation samples; higher is better."""
-    metric, split = _get_metric(item), predictions.read(item.artifact, "validation")
-    return metric.rank(metric.score_answers(split.parts["p"], split.y, split.offsets, item.labels))
+    split = predictions.read(item.artifact, "validation")
+    return _get_metric(item).rank(scoring.score_validation(split, item.metric_names, item.labels))
 
 
-def _score_predictions(item: Scored, p: NDArray[np.float32]) -> dict[str, float]:
-    """Return the ranking metric and its bottom decile for predictions ``p`` (n, C) of the samples of ``item``."""
-    metric, y = _get_metric(item), item.answers.y
+def _score_clients(item: Scored, values: NDArray[np.float64]) -> dict[str, float]:
+    """Return the ranking metric and its bottom decile for the scores (m,) of the clients of ``item``."""
+    metric = _get_metric(item)
     decile = catalogue.METRICS[catalogue.part(metric.name, "bottom_decile")]
-    by_client = {metric.name: metric.score_clients(p, y, item.answers.offsets, item.labels)}
-    return {entry.name: entry.score_run(by_client, item.n, p, y, item.labels) for entry in (metric, decile)}
+    mean = scores.weighted_mean(values, item.n)
+    return {metric.name: mean, decile.name: decile.score_run({metric.name: values}, item.n, {})}
 
 
 def _record_scores(values: Sequence[Mapping[str, float]], item: Scored) -> dict[str, dict[str, Any]]:

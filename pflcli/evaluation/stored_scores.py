@@ -13,7 +13,7 @@ from pflcli.artifacts import codebook, csv_file
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.core.metrics import catalogue
-from pflcli.evaluation import client_identity, convergence, round_costs, summary
+from pflcli.evaluation import client_identity, convergence, summary
 from pflcli.evaluation.changed_options import assign, list_set_options, list_set_settings
 from pflcli.evaluation.round_costs import Link
 from pflcli.evaluation.summary import Scored, ScoredPredictions
@@ -43,12 +43,8 @@ def write(work: ArtifactWriter, scored: Mapping[str, Sequence[Scored]], aims: Ma
 
 def measure_run(item: Scored, target: float | None, link: Link | None) -> dict[str, Any]:
     """Return every metric of a single run by name."""
-    found = dict(summary.summarize_method(item.label, [item])["metrics"])
-    if target is not None:
-        found |= round_costs.summarize_time_to_target([item.artifact], target)
-    if link is not None:
-        found |= round_costs.summarize_simulated_time([item.artifact], link, target)
-    return {**{name: record["value"] for name, record in found.items()}, **_read_neighbours(item.artifact)}
+    row = summary.summarize_method(item.label, [item], target, link)
+    return {name: record["value"] for name, record in row["metrics"].items()} | _read_neighbours(item.artifact)
 
 
 def _read_neighbours(artifact: Artifact) -> dict[str, float]:
@@ -64,9 +60,7 @@ def _list_runs(items: Sequence[Scored], target: float | None, link: Link | None)
         groups.setdefault(item.label, []).append(item)
     for group in groups.values():
         rise = convergence.measure_mean_rise([item.curve for item in group], group[0].validation_samples)
-        partitions = client_identity.identify_partitions(
-            {item.seed: item.artifact for item in group}, {item.seed: item.samples for item in group}
-        )
+        partitions = summary.identify_partitions(group)
         for item in group:
             request, facts = item.artifact.manifest.request, item.artifact.manifest.summary
             yield {

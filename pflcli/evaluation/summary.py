@@ -23,10 +23,14 @@ from pflcli.evaluation.metrics import fixed_clients, gains
 from pflcli.evaluation.metrics.conformal import ClientSets
 from pflcli.evaluation.metrics.gains import Estimate
 from pflcli.evaluation.presentation.conclusion import MAX_NAMED
+from pflcli.evaluation.records import Records
+from pflcli.evaluation.round_costs import Link
 
 Array = NDArray[Any]
 
 _SPREAD = ("standard_error", "degrees_of_freedom")
+_ROUNDING = 1e-6
+"""Largest difference between probabilities that are computed in another order."""
 
 STATISTICS = 7
 """Version of the statistics in a row, part of each request for a table: version 1 had bootstrap intervals, version 2
@@ -36,15 +40,11 @@ version 6 had no intervals for the clients themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoredPredictions:
-    """Scored predictions of one method and seed: ``right`` (n,) per sample, other arrays (m,) per client."""
+class ScoredPredictions(Records):
+    """Scored predictions of one method and seed: the records of m clients, and what is known of the run."""
 
     label: str
     seed: int
-    answers: predictions.SplitPredictions
-    right: NDArray[np.bool_]
-    n: NDArray[np.int64]
-    client: dict[str, NDArray[np.float64]]
     metric_names: tuple[str, ...] = catalogue.DEFAULT
     """the metrics of ``--metric``; the first one ranks methods and defines gains"""
     labels: Labels = field(default=Labels(0))
@@ -69,11 +69,8 @@ class ScoredPredictions:
     """whether its method stands beside the others and is not ranked"""
     validation: float = math.nan
     """the ranking metric on validation samples, of methods by which clients train alone; nan if it is unknown"""
-    baseline_right: NDArray[np.bool_] | None = None
     baseline: NDArray[np.float64] | None = None
     """the baseline's score of each client, (m,)"""
-    repeats_baseline: bool = False
-    """whether another method's predictions are those of the baseline, up to rounding"""
     level: float = gains.LEVEL
     """the coverage of the intervals of all gains together"""
     seed_variance: float | None = None
@@ -97,9 +94,9 @@ class ScoredPredictions:
         return sign * self.score - sign * self.baseline  # in this form, equal scores give 0, not -0
 
     @property
-    def samples(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The ids of all samples, and the offsets of clients in them."""
-        return self.answers.sample, self.answers.offsets
+    def repeats_baseline(self) -> bool:
+        """Whether another method's predictions are those of the baseline, up to rounding."""
+        return self.differs is not None and self.score is not self.baseline and bool(self.differs.max() < _ROUNDING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,14 +116,20 @@ class _Row(dict[str, dict[str, Any]]):
         self[name] = catalogue.METRICS[name].record(values, n, words, **beside)
 
 
-def summarize_method(label: str, items: Sequence[Scored]) -> dict[str, Any]:
-    """Return the row of one method; ``items`` has one run per seed."""
+def summarize_method(
+    label: str, items: Sequence[Scored], target: float | None = None, link: Link | None = None
+) -> dict[str, Any]:
+    """Return the row of one method; ``items`` has one run per seed. ``scoring.summarize`` documents the others."""
     row = summarize_scores(label, items, identify_clients(items))
     metrics = row["metrics"]
     _add_seen_and_unseen(metrics, items)
     _add_train_accuracy(metrics, items)
     _add_last_rounds(metrics, items)
     _add_costs(metrics, items)
+    if target is not None:
+        metrics |= round_costs.summarize_time_to_target([item.artifact for item in items], target)
+    if link is not None:
+        metrics |= round_costs.summarize_simulated_time([item.artifact for item in items], link, target)
     paper = items[0].artifact.manifest.summary.get("paper")
     foreign = {"foreign": True} if any(item.artifact.manifest.summary.get("foreign") for item in items) else {}
     return {**row, **foreign, **_privacy(items), **({"paper": paper} if paper else {}), "metrics": dict(metrics)}
@@ -193,7 +196,7 @@ def _find_worst_served(
     for position in first[worst[:MAX_NAMED]].tolist():
         number = int(np.searchsorted(ends, position, side="right"))
         client = int(np.flatnonzero(scored[number])[position - ends[number]])  # counted from the last one
-        names.append(_name_client(items[number], client, with_seed=several))
+        names.append(name_client(items[number], client, with_seed=several))
     facts: dict[str, Any] = {"clients": names, "count": len(worst), "value": float(score[worst[0]])}
     bases = [item.baseline for item in items if item.baseline is not None]
     if len(bases) == len(items) and math.isfinite(before := float(mean_by_client(bases)[worst].mean())):
@@ -201,7 +204,7 @@ def _find_worst_served(
     return {"worst_served": facts}
 
 
-def _name_client(item: ScoredPredictions, client: int, *, with_seed: bool) -> str:
+def name_client(item: ScoredPredictions, client: int, *, with_seed: bool = False) -> str:
     """Return the name of a client, or its number, with its seed if seeds have other clients."""
     if item.names is not None:
         return item.names[client]
@@ -228,21 +231,36 @@ def sort_key(row: Mapping[str, Any], metric: Metric) -> tuple[bool, float]:
     return bool(row.get("reference")), -metric.rank(math.nan if number is None else float(number))
 
 
-def identify_clients(items: Sequence[Scored]) -> Mapping[int, NDArray[np.str_]]:
-    """Return the identity of each client (m,), by seed, of the runs of one method."""
-    samples = {item.seed: item.samples for item in items}
-    return client_identity.identify_clients({item.seed: item.artifact for item in items}, samples)
+def identify_clients(items: Sequence[Scored]) -> dict[int, NDArray[np.str_]]:
+    """Return an identifier of each client, (m,) by seed; the same client has the same identifier under all seeds.
+
+    A client with a name in the data (a writer, a hospital) is identified by this name. Other clients are the same only
+    in the same partition or, if it no longer exists, if all clients have the same samples.
+    """
+    partition = identify_partitions(items)
+    return {
+        item.seed: np.asarray(item.names or [f"{partition[item.seed]}/{client}" for client in range(len(item.n))])
+        for item in items
+    }
+
+
+def identify_partitions(items: Sequence[Scored]) -> dict[int, str]:
+    """Return the fingerprint of the partition of each seed or, if it no longer exists, the seed with these samples."""
+    known = {}
+    for item in items:
+        partition = client_identity.read_partition(item.artifact)
+        twin = next(other.seed for other in items if np.array_equal(other.samples, item.samples))
+        known[item.seed] = f"samples of seed {twin}" if partition is None else partition.manifest.fingerprint
+    return known
 
 
 def _add_scores(metrics: _Row, items: Sequence[ScoredPredictions]) -> None:
     """Add the metrics that are computed from predictions."""
     count = sum(int((item.n > 0).sum()) for item in items)
     samples = sum(int(item.n.sum()) for item in items)
+    pooled = [item.pool() for item in items]
     for metric in catalogue.prediction_metrics(items[0].metric_names):
-        values = [
-            metric.score_run(item.client, item.n, item.answers.parts["p"], item.answers.y, item.labels)
-            for item in items
-        ]
+        values = [metric.score_run(item.client, item.n, each) for item, each in zip(items, pooled, strict=True)]
         if metric.optional:
             known = [item.client[metric.score or metric.name] for item in items]
             metrics.add(metric.name, _count_defined(known), values, of=count)
@@ -284,13 +302,9 @@ def _add_gain(
         beside["baseline_mean"] = float(np.mean([*map(scores.weighted_mean, bases, weight)]))
     differing = [_count_differing(item)[chosen] for item, chosen in zip(items, tested, strict=True)]
     if any(counts.any() for counts in differing):
-        clients_of = [identities[item.seed][chosen] for item, chosen in zip(items, tested, strict=True)]
-        estimate = gains.mean_gain(gain, weight, clients_of, items[0].seed_variance)
-        if estimate is not None:
-            others = [item.baseline_right for item in items if item.baseline_right is not None]
-            beside |= describe_estimate(estimate, items, others, identities, items[0].seed_variance)
-            beside["p"] = estimate.p
-    elif not all(item.right is item.baseline_right for item in items):  # a tie is a comparison with a gain of 0
+        if (found := estimate_gain(items, "", identities, items[0].seed_variance)) is not None:
+            beside |= {**found[1], "p": found[0].p}
+    elif not all(item.score is item.baseline for item in items):  # a tie is a comparison with a gain of 0
         beside |= {"interval": [0.0, 0.0], "standard_error": 0.0, "p": 1.0}
     means = [scores.weighted_mean(g, w) for g, w in zip(gain, weight, strict=True)]
     if len(items) > 1:
@@ -298,7 +312,7 @@ def _add_gain(
     if items[0].is_reference:  # it is not tested
         beside.pop("p", None)
     metrics.add("gain", count, means, **beside)
-    repeated = all(all(map(np.array_equal, items[0].samples, item.samples)) for item in items)
+    repeated = all(np.array_equal(items[0].samples, item.samples) for item in items)
     by_chance, high = gains.estimate_chance(differing, rng.generator(0, "chance", label), repeated=repeated)
     for name, sign in (("better_off", 1), ("worse_off", -1)):
         shares = [float((sign * g > 0).mean()) for g in gain]
@@ -307,34 +321,39 @@ def _add_gain(
         metrics.add(name, count, shares, **of, **({} if items[0].is_reference else chance))
 
 
-def describe_estimate(
-    estimate: Estimate,
-    items: Sequence[ScoredPredictions],
-    others: Sequence[NDArray[np.bool_]],
-    identities: Mapping[int, NDArray[np.str_]],
-    variance: float | None,
-) -> dict[str, Any]:
-    """Return the interval of a mean gain and its spread, with ``many_seeds`` too and for ``these_clients``.
+def estimate_gain(
+    items: Sequence[ScoredPredictions], other: str, identities: Mapping[int, NDArray[np.str_]], variance: float | None
+) -> tuple[Estimate, dict[str, Any]] | None:
+    """Return the mean gain and its interval and spread, with ``many_seeds`` too and for ``these_clients``, or None.
 
     The last is there for few clients that are the same under each seed. It is unknown with a single seed, and for
-    metrics but accuracy. ``others`` says of each sample (n,), by run, whether the other method is right. ``variance``
-    is the one over seeds that all methods share.
+    metrics but accuracy. ``other`` is the label of training alone, or empty for the baseline. ``variance`` is the one
+    over seeds that all methods share. A single client has no interval.
     """
+    tested = [(item, ~np.isnan(item.gain)) for item in items]
+    estimate = gains.mean_gain(
+        [item.gain[chosen] for item, chosen in tested],
+        [item.n[chosen].astype(float) for item, chosen in tested],
+        [identities[item.seed][chosen] for item, chosen in tested],
+        variance,
+    )
+    if estimate is None:
+        return None
     record: dict[str, Any] = {"interval": [*estimate.interval]}
     record |= dict(zip(_SPREAD, (estimate.error, estimate.freedom), strict=True))
     if estimate.many_seeds is not None:
         record["many_seeds"] = dict(zip(_SPREAD, estimate.many_seeds, strict=True))
     names = [np.unique(identities[item.seed][item.n > 0]) for item in items]
     if len(names[0]) > fixed_clients.MAX_FIXED or not all(np.array_equal(names[0], each) for each in names[1:]):
-        return record
+        return estimate, record
     record["these_clients"] = {"clients": len(names[0])}
     if len(items) > 1 and items[0].metric_names[0] == "accuracy":
-        differences = [item.right.astype(float) - other for item, other in zip(items, others, strict=True)]
-        clients = [np.repeat(np.searchsorted(names[0], identities[item.seed]), item.n) for item in items]
-        fixed = fixed_clients.mean_gain(differences, clients, [item.answers.sample for item in items], variance)
+        order = [np.argsort(identities[item.seed]) for item in items]
+        sums = [item.pairs[other][places][item.n[places] > 0] for item, places in zip(items, order, strict=True)]
+        fixed = fixed_clients.mean_gain(np.stack(sums).swapaxes(1, 2), variance)
         if fixed is not None:
             record["these_clients"] |= dict(zip(_SPREAD, (fixed.error, fixed.freedom), strict=True))
-    return record
+    return estimate, record
 
 
 def _count_differing(item: ScoredPredictions) -> NDArray[np.int64]:
@@ -344,8 +363,7 @@ def _count_differing(item: ScoredPredictions) -> NDArray[np.int64]:
     """
     if item.metric_names[0] != "accuracy":
         return np.asarray(np.nan_to_num(item.gain) != 0, np.int64)
-    other = (item.right != item.baseline_right).astype(np.int64)
-    return np.diff(np.concatenate([[0], np.cumsum(other)])[item.answers.offsets])
+    return item.discordant
 
 
 def _add_seen_and_unseen(metrics: _Row, items: Sequence[Scored]) -> None:

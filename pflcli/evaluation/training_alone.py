@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from pflcli.core import scores
 from pflcli.core.metrics import catalogue
 from pflcli.evaluation.metrics import gains
 from pflcli.evaluation.presentation.conclusion import ALONE, is_compared, set_intervals
-from pflcli.evaluation.summary import ScoredPredictions, describe_estimate
+from pflcli.evaluation.summary import ScoredPredictions, estimate_gain
 
 
 def add_gains(
@@ -82,23 +83,12 @@ def _estimate(
     variance: float | None,
 ) -> dict[str, Any] | None:
     """Estimate the mean gain of one method over another, paired by client; None without the same seeds and samples."""
-    sign, by_seed = catalogue.METRICS[items[0].metric_names[0]].sign, {item.seed: item for item in others}
+    by_seed = {item.seed: item for item in others}
     if {item.seed for item in items} != {*by_seed}:
         return None
-    gain, weight, clients, right = [], [], [], []
-    for item in items:
-        other = by_seed[item.seed]
-        if not np.array_equal(item.n, other.n) or not np.array_equal(item.answers.y, other.answers.y):
-            return None
-        difference = sign * (item.score - other.score)
-        known = ~np.isnan(difference)
-        if not known.any():
-            return None
-        gain.append(difference[known])
-        weight.append(item.n[known].astype(float))
-        clients.append(identities[item.seed][known])
-        right.append(other.right)
-    estimate = gains.mean_gain(gain, weight, clients, variance)
-    if estimate is None:
+    paired = [replace(item, baseline=by_seed[item.seed].score) for item in items]
+    same = all(np.array_equal(item.samples, by_seed[item.seed].samples) for item in items)
+    if not same or any(np.isnan(item.gain).all() for item in paired):
         return None
-    return {"value": estimate.mean, **describe_estimate(estimate, items, right, identities, variance)}
+    found = estimate_gain(paired, others[0].label, identities, variance)
+    return None if found is None else {"value": found[0].mean, **found[1]}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
-from pflcli.evaluation import failed_training
+from pflcli.artifacts.kinds.predictions import SplitPredictions
+from pflcli.core.tasks import Labels
+from pflcli.evaluation import failed_training, records
+from pflcli.evaluation.summary import ScoredPredictions
 
 CLASS_0, CLASS_1, UNSURE = (0.9, 0.1), (0.1, 0.9), (0.51, 0.49)
 WRONG = (0.001, 0.999)
@@ -16,9 +17,9 @@ WRONG = (0.001, 0.999)
 def make_scored_run(p, y, losses=(), seed=3):
     """A run with predictions ``p`` (n, 2) for samples of the classes ``y`` (n,)."""
     p, y = np.asarray(p, np.float32), np.asarray(y)
-    answers = SimpleNamespace(parts={"p": p}, y=y)
-    right = p.argmax(axis=1) == y
-    return SimpleNamespace(seed=seed, answers=answers, right=right, losses=losses, class_names=["no", "yes"])
+    answers = SplitPredictions({"p": p}, y, np.arange(len(y)), np.asarray([0, len(y)]))
+    fields, _ = records.make(answers, ("accuracy",), Labels(2), {})
+    return ScoredPredictions(label="fedavg", seed=seed, losses=losses, class_names=["no", "yes"], **fields)
 
 
 @pytest.mark.parametrize(

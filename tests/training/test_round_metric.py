@@ -60,7 +60,7 @@ def test_best_round_is_that_of_the_metric(method, metric):
     number = int(scores.idxmax())
     found, sizes = result.predictions["validation"], result.run.federation.sizes("validation")
     entry, offsets = catalogue.METRICS[metric], np.concatenate([[0], np.cumsum(sizes)])
-    score = entry.score_run({metric: entry.score_clients(found.p, found.y, offsets)}, sizes, found.p, found.y)
+    score = entry.score_answers(found.p, found.y, offsets)
     assert result.rounds.loc[number, column] == pytest.approx(score, rel=1e-6)
     fewer = simulate(method, federation, quiet=True, **{**SETTINGS, "rounds": number})
     np.testing.assert_array_equal(result.predictions["test"].p, fewer.predictions["test"].p)

@@ -156,10 +156,10 @@ def has_split(artifact: Artifact, split: str) -> bool:
         return split in file
 
 
-def count_samples(artifact: Artifact, split: str) -> int:
-    """Return the number of predicted samples of a split; 0 if it is not predicted."""
+def read_shape(artifact: Artifact, split: str) -> tuple[int, int]:
+    """Return the numbers of predicted samples of a split and of outputs; 0 and 0 if it is not predicted."""
     with artifact.h5(FILE) as file:
-        return len(file[f"{split}/y"]) if split in file else 0
+        return file[f"{split}/p"].shape if split in file else (0, 0)
 
 
 def learned_splits(artifact: Artifact) -> tuple[str, ...]:

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli.core import scores
+
 Array = NDArray[Any]
 
 
@@ -43,7 +45,7 @@ def f1(p: Array, y: Array) -> float:
 
     Classes are those that occur among labels or predictions.
     """
-    counts, predicted, hits = _counts(p, y)
+    counts, predicted, hits = scores.count_classes(p, y, np.zeros_like(y), 1)[0]
     occurs = (counts > 0) | (predicted > 0)
     both = 2 * hits[occurs] / (counts + predicted)[occurs]
     return float(both.mean()) if (counts > 0).sum() > 1 else math.nan
@@ -51,7 +53,7 @@ def f1(p: Array, y: Array) -> float:
 
 def balanced_accuracy(p: Array, y: Array) -> float:
     """Return the mean recall, TP / (TP + FN), over the classes that occur; nan if fewer than two occur."""
-    counts, _, hits = _counts(p, y)
+    counts, _, hits = scores.count_classes(p, y, np.zeros_like(y), 1)[0]
     occurs = counts > 0
     return float((hits[occurs] / counts[occurs]).mean()) if occurs.sum() > 1 else math.nan
 
@@ -104,13 +106,6 @@ def _average_precision(positive: Array, probability: Array) -> float:
     hits = np.cumsum(positive[order])[is_last]
     precision = hits / (np.flatnonzero(is_last) + 1)
     return float((np.diff(hits, prepend=0) * precision).sum() / hits[-1])
-
-
-def _counts(p: Array, y: Array) -> tuple[Array, Array, Array]:
-    """Return the number of samples by label, by prediction, and of correct ones by class, (C,) each."""
-    guess, classes = p.argmax(axis=1), p.shape[1]
-    of_class, predicted, hits = (np.bincount(labels, minlength=classes) for labels in (y, guess, y[guess == y]))
-    return of_class, predicted, hits
 
 
 def _recall(p: Array, y: Array, label: int) -> float:

@@ -136,21 +136,22 @@ class Metric:
         assert formula is not None
         return partial(formula, task=labels.task()) if self.reads_task else formula
 
-    def score_run(self, clients: Mapping[str, Array], n: Array, p: Array, y: Array, labels: Labels = _CLASSES) -> float:
+    def score_run(self, clients: Mapping[str, Array], n: Array, pooled: Mapping[str, float]) -> float:
         """Return the value of one run.
 
-        ``clients`` has the client scores (m,) by metric, and ``n`` (m,) their numbers of samples. ``p`` (n, C) and
-        ``y`` (n,) are the predictions and labels of all samples; ``labels`` says what these are.
+        ``clients`` has the client scores (m,) by metric, ``n`` (m,) their numbers of samples, and ``pooled`` the values
+        of metrics of the samples of all clients together.
         """
-        if self.over is not None:
-            values = clients[self.score or self.name]
-            return math.nan if np.isnan(values).all() else self.over(values, n)
-        return float(np.mean(self._formula(labels)(p, y)))
+        if self.over is None:
+            return pooled[self.name]
+        values = clients[self.score or self.name]
+        return math.nan if np.isnan(values).all() else self.over(values, n)
 
     def score_answers(self, p: Array, y: Array, offsets: NDArray[np.int64], labels: Labels = _CLASSES) -> float:
         """Return the value of one run from its predictions; ``score_clients`` documents the arguments."""
-        by_client = {self.name: self.score_clients(p, y, offsets, labels)}
-        return self.score_run(by_client, np.diff(offsets), p, y, labels)
+        if self.over is None:
+            return float(np.mean(self._formula(labels)(p, y)))
+        return self.score_run({self.name: self.score_clients(p, y, offsets, labels)}, np.diff(offsets), {})
 
     def record(self, values: Iterable[float], n: int, words: str = "", **beside: Any) -> dict[str, Any]:
         """Return the entry of ``metrics.json``: the mean of ``values`` over seeds, ignoring nan.

@@ -148,10 +148,20 @@ def mean_gain(
         rest = 1 - part
         table[seed, at] = part * (gain - means[seed]) / np.sqrt(np.where(rest > 0, rest, 1.0))
         share[at] += part / seeds
-    effective = 1 / float(share @ share)
+    return estimate_mean(means, table @ table.T, 1 / float(share @ share), shared_variance)
+
+
+def estimate_mean(
+    means: Array, products: Array, effective: float, shared_variance: float | None = None
+) -> Estimate | None:
+    """Estimate the mean of the ``means`` (S,) of seeds, as ``mean_gain`` documents; None for a single client.
+
+    ``products`` (S, S) are sums over clients of the products of their contributions under two seeds, and ``effective``
+    is Kish's number of clients.
+    """
     if effective <= 1 + 1e-9:
         return None
-    products = table @ table.T
+    seeds = len(means)
     of_clients = max(0.0, float(products.sum())) / seeds**2  # rounding may leave less than 0
     mean = float(means.mean())
     if seeds == 1:

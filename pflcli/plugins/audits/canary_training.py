@@ -27,7 +27,7 @@ from pflcli.core.federation.run import Run
 from pflcli.core.methods import Method
 from pflcli.core.parameters import Params, Stacked
 from pflcli.core.simulation import loop
-from pflcli.evaluation.metrics import canaries
+from pflcli.plugins.audits import canaries
 from pflcli.workflow.prediction.stored_predictor import StoredPredictor
 from pflcli.workflow.training.run_spec import RunSpec
 

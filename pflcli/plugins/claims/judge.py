@@ -15,7 +15,7 @@ from pflcli.artifacts.reader import Artifact, follow
 from pflcli.core import scores
 from pflcli.core.metrics import catalogue
 from pflcli.core.wording import counted
-from pflcli.evaluation import client_identity, scoring, stored_scores
+from pflcli.evaluation import scoring, stored_scores, summary
 from pflcli.evaluation.metrics import gains
 from pflcli.evaluation.metrics.gains import Estimate
 from pflcli.evaluation.round_costs import Link
@@ -298,9 +298,7 @@ def _estimate_over_clients(
     metric: str, part: str, items: Sequence[Scored], others: Sequence[Scored], seed_variance: float | None
 ) -> Estimate | None:
     """Estimate the difference of a metric by client; None if it is unknown, or for a single client."""
-    known = client_identity.identify_clients(
-        {item.seed: item.artifact for item in items}, {item.seed: item.samples for item in items}
-    )
+    known = summary.identify_clients(items)
     differences, weights, clients = list[NDArray[Any]](), list[NDArray[Any]](), list[NDArray[Any]]()
     for item, other in zip(items, others, strict=True):
         difference, weight, chosen = _choose_clients(item, metric, part, other)

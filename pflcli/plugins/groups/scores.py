@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from pflcli.artifacts.codebook import Codebook, Column
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.kinds.partition import Partition
-from pflcli.artifacts.kinds.predictions import LaterClients
+from pflcli.artifacts.kinds.predictions import LaterClients, SplitPredictions
 from pflcli.artifacts.reader import Artifact, require_ancestor
 from pflcli.core import scores
 from pflcli.core.datasets import SPLITS
@@ -66,27 +67,30 @@ def summarize(scored: Sequence[Scored], metrics: Mapping[str, Any], columns: Seq
     ``metrics`` are those of the table, whose baseline, intervals and order of methods these scores share. Raises an
     error as ``require_columns`` does, and InputError if the partition no longer exists.
     """
-    return {"groups": [_summarize_column(scored, metrics, column) for column in columns]}
+    answers = [predictions.read(item.artifact, metrics["split"]) for item in scored]
+    return {"groups": [_summarize_column(scored, answers, metrics, column) for column in columns]}
 
 
-def _summarize_column(scored: Sequence[Scored], metrics: Mapping[str, Any], column: str) -> dict[str, Any]:
+def _summarize_column(
+    scored: Sequence[Scored], answers: Sequence[SplitPredictions], metrics: Mapping[str, Any], column: str
+) -> dict[str, Any]:
     known, words = dict[str, tuple[Partition, Words]](), list[Words]()
-    for item in scored:
+    for item, each in zip(scored, answers, strict=True):
         partition = _find_partition(item.artifact)
         if partition.manifest.fingerprint not in known:
             samples = partitions.read(partition)
             own = _read_words(samples, codebook.read(partition), column, str(partition.path))
             known[partition.manifest.fingerprint] = samples, own
-        words.append(_words_of(item, *known[partition.manifest.fingerprint], column))
+        words.append(_words_of(item, each, *known[partition.manifest.fingerprint], column))
     groups = _list_groups(column, np.concatenate([*(own for _, own in known.values()), *words]))
     labels = [row["label"] for row in metrics["methods"]]
     identities = {label: summary.identify_clients([item for item in scored if item.label == label]) for label in labels}
     baseline = "fedavg" if metrics["baseline"] in (None, "global") else metrics["baseline"]
     rows, parts_of = [], dict[str, dict[str, list[Scored]]]()
     for name, word in groups.items():
-        chosen = zip(scored, words, strict=True)
-        parts = [_restrict(item, own == word) for item, own in chosen if (own == word).any()]
-        parts = scoring.pair_with_baseline(parts, baseline) if parts else []
+        chosen = zip(scored, answers, words, strict=True)
+        runs = [(item, partial(_restrict, each, own == word)) for item, each, own in chosen if (own == word).any()]
+        parts = scoring.add_records(runs, baseline) if runs else []
         for label in labels:
             items = [part for part in parts if part.label == label]
             if items:
@@ -110,7 +114,7 @@ def _find_partition(artifact: Artifact) -> Artifact:
         raise InputError(f"--group-scores needs the partition: {error.message}", *error.fix) from None
 
 
-def _words_of(item: Scored, samples: Partition, words: Words, column: str) -> Words:
+def _words_of(item: Scored, answers: SplitPredictions, samples: Partition, words: Words, column: str) -> Words:
     """Return the word (n,) of each scored sample, empty if it is missing; ``words`` are those of the partition."""
     later = predictions.read_later_clients(item.artifact)
     known, y = samples.sample, samples.y
@@ -119,8 +123,8 @@ def _words_of(item: Scored, samples: Partition, words: Words, column: str) -> Wo
         known, y = np.concatenate([known, later.sample]), np.concatenate([y, later.y])
         words = np.concatenate([words, added])
     order = np.argsort(known)
-    at = order[np.searchsorted(known, item.answers.sample, sorter=order).clip(max=len(known) - 1)]
-    if not (np.array_equal(known[at], item.answers.sample) and np.array_equal(y[at], item.answers.y)):
+    at = order[np.searchsorted(known, answers.sample, sorter=order).clip(max=len(known) - 1)]
+    if not (np.array_equal(known[at], answers.sample) and np.array_equal(y[at], answers.y)):
         raise InputError(f"{item.artifact.path} has predictions of samples that are not in its partition")
     found: Words = words[at]
     return found
@@ -191,19 +195,16 @@ def _sort_key(word: str) -> tuple[float, str]:
         return float("inf"), word
 
 
-def _restrict(item: Scored, chosen: NDArray[np.bool_]) -> Scored:
-    """Return the scores on the samples ``chosen`` (n,); clients without such samples stay, with none."""
-    answers = item.answers
+def _restrict(answers: SplitPredictions, chosen: NDArray[np.bool_]) -> SplitPredictions:
+    """Return the predictions for the samples ``chosen`` (n,); clients without such samples stay, with none."""
     counts = np.add.reduceat(np.append(chosen, False).astype(np.int64), answers.offsets[:-1])
     counts[np.diff(answers.offsets) == 0] = 0
-    part = predictions.SplitPredictions(
+    return SplitPredictions(
         {name: values[chosen] for name, values in answers.parts.items()},
         answers.y[chosen],
         answers.sample[chosen],
         client_blocks.offsets(counts),
     )
-    own = scoring.score_predictions(part, item.metric_names, item.labels)
-    return replace(item, baseline=None, baseline_right=None, repeats_baseline=False, seed_variance=None, **own)
 
 
 def _summarize_group(label: str, items: Sequence[Scored], identities: Mapping[int, NDArray[np.str_]]) -> dict[str, Any]:

@@ -19,7 +19,8 @@ from pflcli.core.datasets import SPLITS
 from pflcli.core.engine.tasks import Task
 from pflcli.core.errors import GoneError, UsageError
 from pflcli.core.tasks import CLASSES
-from pflcli.evaluation import compared_runs, round_costs
+from pflcli.evaluation import lineage as lineages
+from pflcli.evaluation import round_costs
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.lineage import Lineage
 from pflcli.evaluation.metrics import client_relations
@@ -123,7 +124,7 @@ class Runs:
 
 def read(comparison: Comparison, lineage: Lineage) -> Runs:
     """Read what a page shows of the runs in the lineage; raises InputError if a file of an existing run is damaged."""
-    labelled = compared_runs.label_runs(comparison, lineage)
+    labelled = lineages.label_runs(comparison, lineage)
     by_label: dict[str, list[tuple[list[Point], Point]]] = {}
     for label, _, run in labelled:
         if (curve := read_curve(run)) is not None:

@@ -11,7 +11,6 @@ import pandas as pd
 
 from pflcli.artifacts.reader import Artifact
 from pflcli.core.metrics import catalogue
-from pflcli.evaluation import compared_runs
 from pflcli.evaluation import lineage as lineages
 from pflcli.evaluation.lineage import Lineage
 from pflcli.evaluation.stored_comparison import KINDS as COMPARISONS
@@ -63,8 +62,7 @@ def _summarize(comparison: Comparison, lineage: Lineage) -> Record:
 def _read_runs(comparison: Comparison, lineage: Lineage, table: pd.DataFrame) -> list[Record]:
     """Return the record of each run of a comparison."""
     existing = {
-        run.manifest.fingerprint: (label, seed, run)
-        for label, seed, run in compared_runs.label_runs(comparison, lineage)
+        run.manifest.fingerprint: (label, seed, run) for label, seed, run in lineages.label_runs(comparison, lineage)
     }
     records = []
     for reference in comparison.artifact.manifest.inputs:
@@ -88,7 +86,7 @@ def _read_runs(comparison: Comparison, lineage: Lineage, table: pd.DataFrame) ->
 
 def _read_run(run: Artifact, group: str, name: str, lineage: Lineage) -> Record:
     """Return the settings and rounds of predictions or of a backbone."""
-    source = run if run.kind == "backbone" else compared_runs.rounds_source(run, lineage)
+    source = run if run.kind == "backbone" else lineages.rounds_source(run, lineage)
     settings = flatten({"dataset": lineage.dataset or None, **run.manifest.request})
     rounds = {} if source is None or _ROUNDS not in source.manifest.files else _read_rounds(source)
     return Record(run.manifest.fingerprint, group, name, settings, rounds)

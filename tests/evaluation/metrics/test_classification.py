@@ -97,9 +97,9 @@ def test_scores_are_nan_when_a_class_is_missing(label):
 def test_scores_over_clients_match_hand_computed_values():
     values, n = np.asarray([0.2, np.nan, 0.6, 0.1]), np.asarray([1, 5, 3, 0])
     parts = {part: catalogue.METRICS[f"brier_score_{part}"] for part in ("mean", "bottom_decile", "worst")}
-    actual = {part: entry.score_run({"brier_score": values}, n, P, Y) for part, entry in parts.items()}
+    actual = {part: entry.score_run({"brier_score": values}, n, {}) for part, entry in parts.items()}
     assert actual == {"mean": pytest.approx(0.3), "bottom_decile": 0.6, "worst": 0.6}  # the highest error is the worst
-    assert catalogue.METRICS["brier_score"].score_run({"brier_score": values}, n, P, Y) == pytest.approx(0.5)
-    assert catalogue.METRICS["auroc_worst"].score_run({"auroc": values}, n, P, Y) == 0.1
-    assert math.isnan(catalogue.METRICS["auroc_mean"].score_run({"auroc": values * np.nan}, n, P, Y))
+    assert catalogue.METRICS["brier_score"].score_run({"brier_score": values}, n, {}) == pytest.approx(0.5)
+    assert catalogue.METRICS["auroc_worst"].score_run({"auroc": values}, n, {}) == 0.1
+    assert math.isnan(catalogue.METRICS["auroc_mean"].score_run({"auroc": values * np.nan}, n, {}))
     assert scores.weighted_mean(values, n) == pytest.approx(0.5)

@@ -10,16 +10,27 @@ import pytest
 from scipy.stats import t
 
 import pflcli
+from pflcli.artifacts.kinds.predictions import SplitPredictions
+from pflcli.evaluation import records
 from pflcli.evaluation.metrics import fixed_clients, gains
 from pflcli.evaluation.presentation import conclusion, notes, tables
 from pflcli.evaluation.presentation.conclusion import NO_GAIN, NOT_OVER_ALONE, PAYS
+
+
+def mean_gain(differences, owner, samples):
+    """The estimate for differences and ids of samples (n,) by seed, which ``owner`` (n,) divides among clients."""
+    offsets = np.append(0, np.cumsum(np.bincount(owner)))
+    runs = [SplitPredictions({}, np.zeros(len(owner)), each, offsets) for each in samples]
+    return fixed_clients.mean_gain(
+        np.stack(records.pair(runs, differences, [range(len(offsets) - 1)] * len(runs))).swapaxes(1, 2)
+    )
 
 
 def test_interval_of_two_clients_matches_a_hand_computed_one():
     """Other samples under each of two seeds; within a client they have the deviations +-1 and +-1/2 from its mean."""
     first, second = np.asarray([1.0, -1, 1, 0]), np.asarray([1.0, -1, 0, 1])
     owner = np.asarray([0, 0, 1, 1])
-    found = fixed_clients.mean_gain([first, second], [owner, owner], [np.arange(4), 4 + np.arange(4)])
+    found = mean_gain([first, second], owner, [np.arange(4), 4 + np.arange(4)])
     # Clients have the means 0 and 1/2 under both seeds, which therefore have the mean 1/4.
     of_seed = (2 * 1 + 2 * 0.25) * 2 / 4**2 / (1 - 1 / 4)  # two samples a client: times 2 / (2 - 1); HC2 of a quarter
     of_samples, freedom = of_seed / 2, (8 - 1) * 1.0  # seeds have nothing in common
@@ -36,7 +47,7 @@ def test_differences_between_clients_do_not_count():
     samples = [200 * seed + np.arange(200) for seed in range(3)]
     apart = [each + np.asarray([-2.0, -1, 1, 2])[owner] for each in noise]
     for one, other in ((noise, apart),):
-        alike, differing = (fixed_clients.mean_gain(each, [owner] * 3, samples) for each in (one, other))
+        alike, differing = (mean_gain(each, owner, samples) for each in (one, other))
         assert differing.interval == pytest.approx(alike.interval)
     by_client = [np.bincount(owner, weights=each) / 50 for each in apart]
     wide = gains.mean_gain(by_client, [np.ones(4)] * 3, [np.arange(4)] * 3)
@@ -64,7 +75,7 @@ def test_interval_covers_the_gain_of_these_clients(same_samples):
             better = np.clip((0.4 + gain[owner] + draw.normal(0, 0.03)) / 2, 0, 0.4)
             differences.append(np.where(value < better, 1.0, np.where(value < 0.4, -1.0, 0.0)))
             samples.append(split)
-        low, high = fixed_clients.mean_gain(differences, [owner] * 5, samples).interval
+        low, high = mean_gain(differences, owner, samples).interval
         hits += low <= gain.mean() <= high
     assert 0.92 < hits / draws < 0.99
 

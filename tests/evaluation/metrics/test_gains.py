@@ -16,8 +16,9 @@ from pflcli.artifacts.reader import open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.evaluate import evaluate
 from pflcli.commands.partition import partition
-from pflcli.evaluation import client_identity
+from pflcli.evaluation import client_identity, summary
 from pflcli.evaluation.metrics import gains
+from pflcli.evaluation.summary import Scored
 
 TRUTH = 0.05
 
@@ -294,6 +295,18 @@ def empty_predictions(out, source, seed, *, has_names=True):
     return open_artifact(out)
 
 
+def identify_clients(artifacts, samples):
+    """The identities of the clients of runs, whose samples have these digests (m,), by number of the run."""
+    runs = [
+        Scored(
+            label="a", seed=run, artifact=each, names=client_identity.read_names(each),
+            n=np.ones(len(samples[run])), samples=np.asarray(samples[run]),
+        )
+        for run, each in artifacts.items()
+    ]  # fmt: skip
+    return summary.identify_clients(runs)
+
+
 @pytest.mark.parametrize(
     ("scheme", "seeds", "shared"),
     [
@@ -309,9 +322,7 @@ def test_identify_clients_recognizes_clients_under_another_seed(tmp_path, scheme
         if not (tmp_path / f"p{seed}").exists():
             partition("writers", tmp_path / f"p{seed}", seed=seed, **scheme)
         artifacts[run] = empty_predictions(tmp_path / f"answers{run}", tmp_path / f"p{seed}", seed)
-    offsets = np.arange(scheme.get("clients", 60) + 1)
-    samples = {run: (np.zeros(0, dtype=np.int64), offsets) for run in artifacts}
-    identities = client_identity.identify_clients(artifacts, samples)
+    identities = identify_clients(artifacts, dict.fromkeys(artifacts, [""] * scheme.get("clients", 60)))
     again = np.intersect1d(identities[0], identities[1])
     assert len(again) == shared if shared is not None else 20 <= len(again) < 40
 
@@ -322,9 +333,8 @@ def test_identify_clients_compares_samples_without_the_partition(tmp_path):
         run: empty_predictions(tmp_path / f"answers{run}", tmp_path / "p", run, has_names=False) for run in (0, 1, 2)
     }
     (tmp_path / "p").rename(tmp_path.parent / f"{tmp_path.name}-elsewhere")
-    offsets = np.arange(61)
-    samples = {run: (np.arange(60) + (run == 2), offsets) for run in artifacts}
-    identities = client_identity.identify_clients(artifacts, samples)
+    samples = {run: [f"{sample + (run == 2)}" for sample in range(60)] for run in artifacts}
+    identities = identify_clients(artifacts, samples)
     assert np.array_equal(identities[0], identities[1])
     assert not np.intersect1d(identities[0], identities[2]).size
 

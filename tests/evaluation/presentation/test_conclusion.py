@@ -7,6 +7,7 @@ import math
 import re
 import resource
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -298,13 +299,15 @@ def draw_table(seed):
         for run in range(int(rng.integers(1, 4)) if seed % 5 == 0 else 1 + seed % 3):
             p = draw_run(rng, np.clip(skill + effect + rng.normal(0, 0.05), 0, 1), offsets, y, classes)
             answers = SplitPredictions({"p": p}, y, np.arange(len(y)), offsets)
-            fields = scoring.score_predictions(answers, tuple(names), Labels(2))
             is_reference = label not in ("fedavg", baseline) and rng.random() < 0.1
             more = {"names": [f"c{client}" for client in range(clients)], "class_names": [*"abcd"][:classes]}
-            groups[label].append(ScoredPredictions(label=label, method=label, seed=run, **more, **fields))
+            more |= {"metric_names": tuple(names), "labels": Labels(2)}
+            groups[label].append(
+                (ScoredPredictions(label=label, method=label, seed=run, **more), partial(lambda each: each, answers))
+            )
         if is_reference:
-            groups[label] = [replace(item, is_reference=True) for item in groups[label]]
-    paired = scoring.pair_with_baseline([item for items in groups.values() for item in items], baseline)
+            groups[label] = [(replace(item, is_reference=True), read) for item, read in groups[label]]
+    paired = scoring.add_records([run for runs in groups.values() for run in runs], baseline)
     groups = {label: [item for item in paired if item.label == label] for label in labels}
     identities = {label: {item.seed: np.asarray(item.names) for item in items} for label, items in groups.items()}
     rows = [summary.summarize_scores(label, items, identities[label]) for label, items in groups.items()]

@@ -12,7 +12,7 @@ from scipy.stats import t
 import pflcli
 from pflcli.artifacts.kinds.predictions import SplitPredictions
 from pflcli.core.tasks import Labels
-from pflcli.evaluation import scoring, training_alone
+from pflcli.evaluation import records, training_alone
 from pflcli.evaluation.presentation import conclusion
 from pflcli.evaluation.presentation.conclusion import ALONE_IS_BETTER, NO_GAIN, NOT_OVER_ALONE, PAYS, WORSE
 from pflcli.evaluation.summary import ScoredPredictions
@@ -165,7 +165,7 @@ def make_run(method, seed, right, validation=math.nan):
     p = np.tile(np.asarray([0.1, 0.9], np.float32), (40, 1))  # right where the label is 1
     answers = SplitPredictions({"p": p}, np.ones(40, np.int64), np.arange(40), 10 * np.arange(5))
     answers.parts["p"][y == 0] = [0.9, 0.1]
-    fields = scoring.score_predictions(answers, ("accuracy",), Labels(2))
+    fields, _ = records.make(answers, ("accuracy",), Labels(2), {})
     return ScoredPredictions(label=method, method=method, seed=seed, validation=validation, **fields)
 
 

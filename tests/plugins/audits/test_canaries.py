@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pflcli.core.federation.privacy import accounting
-from pflcli.evaluation.metrics import canaries
+from pflcli.plugins.audits import canaries
 
 
 @pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
