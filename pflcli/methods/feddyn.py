@@ -6,7 +6,10 @@ Algorithm 1. In a round, client k trains from the server's model theta with the 
     L_k(theta_k) - <g_k, theta_k> + alpha/2 |theta_k - theta|^2,
 
 and then sets its memory g_k to g_k - alpha (theta_k - theta), which is the gradient of L_k at theta_k if it has found
-the minimum. The server's h becomes h - alpha/m times the sum of theta_k - theta over the cohort, where m clients can
+the minimum. Both terms together are alpha/2 |theta_k - (theta + g_k / alpha)|^2 but for a constant, so that a client is
+pulled to theta + g_k / alpha, as in FedProx; it keeps g_k / alpha, from which each round subtracts theta_k - theta.
+
+The server's h becomes h - alpha/m times the sum of theta_k - theta over the cohort, where m clients can
 take part, and its model the mean of the theta_k minus h / alpha. Memories and h start at zero. Means are weighted by
 samples, as in FedAvg; if clients have equal numbers of samples, they are those of the paper. If not, the authors' code,
 https://github.com/alpemreacar/FedDyn, weighs otherwise: its means are plain, and a client with c times the mean number
@@ -54,26 +57,26 @@ class Config:
 
 
 def setup(run: Run) -> State:
-    """Return the common initial model, and memories of zero for the server and every client, which are stored as -g."""
+    """Return the common initial model, and memories of zero: the server's h, and g_k / alpha of every client."""
     start = run.initial_model()
     zero = {name: torch.zeros_like(start[name]) for name in run.engine.parameters}
-    return {"global": start, "h": zero, "drifts": run.table(zero)}
+    return {"global": start, "h": zero, "memories": run.table(zero)}
 
 
 def train_round(run: Run, state: State, t: int) -> State:
     """Train a cohort with the dynamic regularizer, correct the mean of what comes back."""
-    cohort, drifts, alpha = run.cohort(t), state["drifts"], run.cfg.alpha
+    cohort, memories, alpha = run.cohort(t), state["memories"], run.cfg.alpha
     start = run.download(state["global"], cohort)
     mean = run.averaging(start)
     for ids in run.client_chunks(cohort):
-        own = drifts[ids]
-        (part,) = run.local_sgd(ids, start, t=t, own=own, adds_own=True, prox=(start, alpha))
-        drifts[ids] = {name: value.add_(part.params[name] - start[name], alpha=alpha) for name, value in own.items()}
+        anchors = {name: value.add_(start[name]) for name, value in memories[ids].items()}
+        (part,) = run.local_sgd(ids, start, t=t, prox=(anchors, alpha))
+        memories[ids] = {name: value.sub_(part.params[name]) for name, value in anchors.items()}
         mean.add(part.params, part.weights, part.clients)
     value, share = mean.value(), run.share_of_samples(cohort)
     h = {name: old - alpha * share * (value[name] - start[name]) for name, old in state["h"].items()}
     model = {**value, **{name: value[name] - old / alpha for name, old in h.items()}}
-    return {"global": model, "h": h, "drifts": drifts}
+    return {"global": model, "h": h, "memories": memories}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

@@ -560,6 +560,8 @@ def test_stack_size_grows_with_shared_bytes():
     assert engine.stack_size(1 << 20, 100) == 8
     assert engine.stack_size(1 << 20, 100, shared=39 << 20) == 39
     assert engine.stack_size(1 << 20, 10, shared=39 << 20) == 10
+    assert engine.stack_size(1 << 20, 100, is_wide=True) == 16
+    assert engine.stack_size(1 << 20, 100, shared=39 << 20, is_wide=True) == 39
 
 
 def test_stacks_group_clients_of_equal_width():
@@ -574,6 +576,7 @@ def test_stack_size_doubles_when_clients_share_large_tensors(monkeypatch):
     engine = Engine(make_network("chain", data), data, seed=0)
     assert engine.stack_size(1 << 20, 30, shared=39 << 20) == 15
     assert engine.stack_size(1 << 10, 30) == 8
+    assert engine.stack_size(1 << 10, 30, is_wide=True) == 15
 
 
 @pytest.mark.parametrize("model", ["mlp", "logistic"])

@@ -38,8 +38,8 @@ def test_feddyn_rounds_match_hand_computed_models(mode, monkeypatch):
     worlds.close(state["global"], theta, atol=1e-5)
     worlds.close(state["h"], h, atol=1e-5)
     for k, expected in g.items():
-        drift = parameters.pick(state["drifts"][[k]], 0)
-        worlds.close(drift, {name: -value for name, value in expected.items()}, atol=1e-5)
+        memory = parameters.pick(state["memories"][[k]], 0)
+        worlds.close(memory, {name: value / alpha for name, value in expected.items()}, atol=1e-5)
     drawn = int(times.sum())
     assert run.traffic == {"up": drawn * parameters.size(theta), "down": drawn * parameters.size(theta), "peer": 0}
 
@@ -55,7 +55,7 @@ def test_memory_becomes_the_gradient_at_the_minimum():
         rows = data.block(client, "train")
         out = data.inputs(rows) @ w["head.weight"].T + w["head.bias"]
         slope = torch.autograd.grad(functional.cross_entropy(out, data.y[rows]), list(w.values()))
-        memory = {name: -value for name, value in parameters.pick(state["drifts"][[client]], 0).items()}
+        memory = {name: 2.0 * value for name, value in parameters.pick(state["memories"][[client]], 0).items()}
         worlds.close(memory, dict(zip(w, slope, strict=True)), atol=1e-4)
         assert memory["head.weight"].abs().max() > 1e-2
 
@@ -73,7 +73,7 @@ def test_first_round_of_feddyn_is_fedprox_with_its_step_doubled():
 def test_feddyn_averages_running_statistics_and_corrects_parameters_alone(mode):
     run, _ = worlds.normalized("feddyn", mode)
     state = worlds.play("feddyn", run, last=1)
-    assert set(state["h"]) == set(state["drifts"].default) == set(run.engine.parameters)
+    assert set(state["h"]) == set(state["memories"].default) == set(run.engine.parameters)
     start, cohort = run.init, run.cohort(0)
     (part,) = run.local_sgd(cohort, start, t=0, prox=(start, 0.1))
     models = [parameters.pick(part.params, position) for position in range(len(cohort))]

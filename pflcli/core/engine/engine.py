@@ -201,7 +201,9 @@ class Engine:
             groups = list(order[:, None])
         else:
             shared = parameters.size(plan.shared)
-            stack_size = self.stack_size(parameters.size(like), len(clients), shared)
+            chosen = strategy.choose(self._worker_net, plan, self.mode, len(clients))
+            is_wide = chosen.independent and chosen.train is None and self._device == "cpu"  # each step calls Python
+            stack_size = self.stack_size(parameters.size(like), len(clients), shared, is_wide=is_wide)
             # If reading shared constants takes longest, clients of different sizes share a stack.
             batch_size = plan.batch_size if shared <= _STACK_BYTES[self._device] else None
             groups = [order[positions] for positions in stacks(sizes[order], stack_size, batch_size)]
@@ -280,15 +282,14 @@ class Engine:
     def _warn(self, warning: str) -> None:
         self.warn(warning)
 
-    def stack_size(self, size: int, clients: int, shared: int = 0) -> int:
+    def stack_size(self, size: int, clients: int, shared: int = 0, *, is_wide: bool = False) -> int:
         """Return the number of clients in one stack, by the bytes of a model and of the constants that clients share.
 
-        It does not depend on the number of workers, because sums of another stack may differ in their last bits. Each
-        step of a stack reads the shared constants once: if they are large, there are half as many stacks.
+        It does not depend on the number of workers, because sums of another stack may differ in their last bits. There
+        are half as many stacks if shared constants, which each step reads once, are large, and if stacks are wide.
         """
-        fewest, most = _MIN_STACKS if self._device == "cpu" else 1, _STACK_BYTES[self._device]
-        if shared > most:
-            fewest = max(1, fewest // 2)
+        most, usual = (1 + is_wide) * _STACK_BYTES[self._device], _MIN_STACKS if self._device == "cpu" else 1
+        fewest = max(1, usual // (1 + is_wide) // (1 + (shared > most)))
         return max(1, min(max(most, shared) // max(size, 1), -(-clients // fewest)))
 
     @contextmanager
