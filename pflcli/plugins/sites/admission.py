@@ -29,7 +29,7 @@ from pflcli.core.simulation.create_run import create_run
 from pflcli.core.wording import listed
 from pflcli.plugins.sites.endpoints import final_entries, kept_in_rows, replace_entries, server_entries
 from pflcli.plugins.sites.messages import Layout
-from pflcli.plugins.sites.places import Arrived, AtServer, AtSite, Pending, Reply, Sent, split_packages
+from pflcli.plugins.sites.places import Arrived, AtServer, AtSite, Pending, Reply, Sent, split_package
 from pflcli.workflow import admission
 from pflcli.workflow.admission import BrokenLawError, NotApplicable, describe_error, require
 from pflcli.workflow.admission import small_federation as small
@@ -87,9 +87,8 @@ class _Recorded(Place):
 
         def follow() -> Iterator[Package]:
             for ids, package in super(_Recorded, self).deliver(run, clients, delivery):
-                made = replace(delivery, make=lambda: [(ids, package)])  # noqa: B023
-                for receivers, copied, _ in split_packages(made, clients):
-                    received.update({client: _copy(copied) for client in receivers.tolist()})
+                for receivers, own in split_package(delivery, ids, package):
+                    received.update({client: _copy(own) for client in receivers})
                 yield ids, package
 
         return follow()

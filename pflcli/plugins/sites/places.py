@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from pflcli.core import parameters
 from pflcli.core.errors import ComputationError, InputError
-from pflcli.core.federation.attendance import AllAbsent, Diverged
+from pflcli.core.federation.attendance import AllAbsent, Diverged, client_list
 from pflcli.core.federation.run import NOBODY, Average, Channel, Delivery, Package, Place, Run, T
 from pflcli.core.federation.uploads import Encoding, Step
 from pflcli.core.parameters import Params, Stacked, TrainedClients
 from pflcli.core.parameters.model_table import ModelTable
-from pflcli.plugins.sites.messages import Form, Layout, fits
+from pflcli.plugins.sites.messages import Form, Layout, are_finite, fits
 
 _IDS = ":ids"
 """The tensor with the ids of relayed rows."""
@@ -95,16 +95,12 @@ def form_of(channel: Channel) -> Form:
     return Form(parameters.outline({**channel.like, **channel.also}), is_update=channel.start is not None)
 
 
-def split_packages(delivery: Delivery, everyone: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], Params, int]]:
-    """Yield the packages that a delivery makes: clients, what they receive, and its copies among the counted bytes."""
-    for ids, package in delivery.make():
-        receivers = everyone if ids is None else ids
-        if delivery.rows:
-            for place, client in enumerate(receivers.tolist()):
-                row = {name: value[place].clone() for name, value in package.items()}
-                yield np.asarray([client], dtype=np.int64), row, 1
-        else:
-            yield receivers, dict(package), len(receivers)
+def split_package(delivery: Delivery, ids: NDArray[np.int64], package: Params) -> Iterator[tuple[list[int], Params]]:
+    """Yield clients with what each of them receives of a package for ``ids`` (n,), which may have a row for each."""
+    if not delivery.rows:
+        yield ids.tolist(), dict(package)
+    for place, client in enumerate(ids.tolist() if delivery.rows else ()):
+        yield [client], {name: value[place].clone() for name, value in package.items()}
 
 
 @dataclass(eq=False)
@@ -154,13 +150,12 @@ class AtServer(_Playing):
         """Record what is sent to each client, and count the bytes."""
         self.begin(run)
         layout, packages = layout_of(delivery), dict[int, Params]()
-        for receivers, package, copies in split_packages(delivery, self.asked):
-            for name, value in package.items():
-                if name not in layout or not fits(parameters.outline({name: value})[name], layout[name]):
-                    raise ComputationError(f"the method delivers '{name}' in another form than it says")
-            if delivery.counted:
-                run.send("down", package, copies=copies)
-            packages.update(dict.fromkeys(receivers.tolist(), package))
+        for ids, made in super().deliver(run, self.asked, delivery):
+            for receivers, package in split_package(delivery, ids, made):
+                for name, value in package.items():
+                    if name not in layout or not fits(parameters.outline({name: value})[name], layout[name]):
+                        raise ComputationError(f"the method delivers '{name}' in another form than it says")
+                packages.update(dict.fromkeys(receivers, package))
         self.deliveries.append((layout, packages))
         return iter(())
 
@@ -340,6 +335,12 @@ class AtSite(_Playing):
                 received.params.update(packed)
             self.note(number, part.clients, received.params, part.weights, part.loss)
             all_received.append(received)
+        sent = self.sent.get(number, {})
+        wrong = [client for client, (params, _, _) in sent.items() if not are_finite(params)]
+        if wrong and run.sealed:
+            raise ComputationError(f"{client_list(wrong)} would send numbers that are not finite, which no message has")
+        if wrong:
+            raise Diverged(wrong, ("collect", run.attendance.t))
         self.complete.add(number)
         return iter(all_received)
 

@@ -59,13 +59,18 @@ def put(*keys, value):
     return change
 
 
+_UPLOAD = ("exchange", "round", 0, "channels", 0, "tensors")
+_DOWNLOAD = ("exchange", "round", 0, "deliveries", 0)
 FORGED = {
-    "a smaller upload": put("upload", value=[["head.bias", "float32", [2]]]),
-    "no upload": lambda request, code: request.pop("upload"),
-    "a larger download": put("downloads", value=[[["head.bias", "float32", [10**15]]]]),
-    "a type that is none": put("downloads", value=[[["head.bias", "save", [1]]]]),
-    "a type that is a list": put("upload", value=[["head.bias", ["float32"], [1]]]),
-    "a shape below 0": put("upload", value=[["head.bias", "float32", [-1]]]),
+    "a smaller upload": put(*_UPLOAD, value=[["head.bias", "float32", [2]]]),
+    "no upload": lambda request, code: request["exchange"]["round"][0]["channels"].clear(),
+    "nothing": put("exchange", value={}),
+    "one more phase": lambda request, code: request["exchange"].update(setup=request["exchange"]["round"]),
+    "a larger download": put(*_DOWNLOAD, value=[["head.bias", "float32", [10**15]]]),
+    "a free axis": put(*_DOWNLOAD, value=[["head.bias", "float32", [-(10**15)]]]),
+    "a type that is none": put(*_DOWNLOAD, value=[["head.bias", "save", [1]]]),
+    "a type that is a list": put(*_UPLOAD, value=[["head.bias", ["float32"], [1]]]),
+    "a shape below 0": put(*_UPLOAD, value=[["head.bias", "float32", [1, -1]]]),
     "no code": lambda request, code: code.clear(),
     "no code of the network": lambda request, code: code.pop("models/logistic"),
     "code of another method": lambda request, code: request.update(method="scaffold", options={}),
