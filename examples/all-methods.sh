@@ -23,6 +23,7 @@ how=(--model mlp --rounds 600 --participation 0.4 --batch-size 10) rate=0.1
 # FedSGD needs more rounds, and so do three peer methods; SCAFFOLD diverges at this rate.
 apart=(--set fedsgd.training.rounds=2400)
 ((${#tuning[@]})) || apart+=(--set scaffold.training.lr=0.05)
+measured=(--eval-every 10 --personal-every 50)
 peers=()
 for method in gossip fedamp pens; do peers+=(--set "$method.training.rounds=1200"); done
 if [ "$dataset" = air-quality-pm25 ]; then
@@ -35,7 +36,7 @@ if [ "$dataset" = air-quality-pm25 ]; then
   [ "$size" = paper ] || compared=fedavg,fedavg-plus,ditto,apfl,fedrep,fedper,fedprox,knn-per,gaussian-head,knn-peers,alone
   compared+=,alone@ridge,alone@boosting
   labelled=(--set alone@ridge.model=linear --set alone@boosting.model=boosting)
-  apart=() peers=()
+  apart=() peers=() measured=(--eval-every 2 --personal-every 2)
 elif [ "$dataset" != writers ]; then
   apart=() peers=()
   who=(--scheme dirichlet --set alpha=0.1 --clients 20 --min-samples 10)
@@ -49,7 +50,7 @@ elif [ "$dataset" != writers ]; then
   fi
 fi
 # To the end: at most these rounds, of which the best by validation is reported.
-how+=(--patience flat --report best --eval-every 10 --personal-every 50)
+how+=(--patience flat --report best "${measured[@]}")
 ((${#tuning[@]})) || how+=(--lr "$rate")  # unless it is tuned
 partitions=()
 for seed in "${draws[@]}"; do
