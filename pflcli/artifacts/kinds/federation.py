@@ -7,7 +7,7 @@ one; ``exchange``, the name, type and shape of each tensor in the deliveries to 
 phase; and a hash of ``codebook.json``, which has the names of clients and classes, the user's columns, and scales. With
 ``then``, these are the rounds of a backbone, from which clients predict by another method: its ``method``, ``options``,
 ``settings``, ``seed`` and, if it needs one, the options of its ``datastore`` and the ``layer`` that represents samples
-in it.
+in it. ``agreement`` is the hash of the table of columns that sites agreed on, if there was no run.
 """
 
 from __future__ import annotations

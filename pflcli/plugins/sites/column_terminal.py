@@ -59,6 +59,7 @@ def show_agreement(
         for line in facts["remarks"]:
             execution.reporter.say(line)
         execution.reporter.say(f"each site imports its table again: pfl import TABLE --like {facts['path']} -o DIR")
+        execution.reporter.say(f"choose what they run: pfl federation create {facts['path']} --method NAME -o DIR")
     _show_path(facts, asked, execution, as_json=as_json, quiet=quiet)
 
 

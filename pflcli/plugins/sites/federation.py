@@ -6,35 +6,40 @@ import json
 import math
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pflcli.artifacts import codebook, locks, plain_output
+from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import federation as federations
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import read_labels
 from pflcli.artifacts.make import Built, Outcome, make
-from pflcli.artifacts.manifest import ArtifactSpec, digest
+from pflcli.artifacts.manifest import ArtifactSpec, Manifest, digest
 from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.core import config, methods
+from pflcli.core import config, methods, sources
 from pflcli.core.errors import ComputationError, ConflictError, GoneError, InputError, UnsuitedError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.core.federation import uploads
 from pflcli.core.federation.privacy import guarantee
 from pflcli.core.reporter import Reporter
 from pflcli.core.settings import Settings
+from pflcli.core.simulation import requirements
 from pflcli.core.splits import FRACTIONS
 from pflcli.core.wording import counted, listed
 from pflcli.options.function import command
 from pflcli.plugins.sites import exchange as exchanges
 from pflcli.plugins.sites import messages, opening
 from pflcli.plugins.sites.admission import find_obstacle
+from pflcli.plugins.sites.columns import table
 from pflcli.plugins.sites.endpoints import Server
 from pflcli.plugins.sites.exchange import Inbox
 from pflcli.plugins.sites.federation_options import CheckFederation, CreateFederation, RunFederation
+from pflcli.workflow.admission import private_rounds
 from pflcli.workflow.training import attendance_record, run_request, run_settings
 from pflcli.workflow.training.attendance_record import AttendanceRecord
 from pflcli.workflow.training.dp_secret import FILE as SECRET
@@ -44,15 +49,75 @@ from pflcli.workflow.training.dp_secret import FILE as SECRET
 def create_federation(asked: CreateFederation) -> Outcome:
     """Make a federation of the method, options and settings of predictions, with the clients of their partition.
 
-    It contains no sample. Raises UnsuitedError if the method or a setting cannot run among real sites.
+    Without a run, ``source`` is the table that sites agreed on, and ``method``, ``options`` and training settings say
+    what they run. The federation contains no sample. Raises UnsuitedError if the method or a setting cannot run among
+    real sites.
 
     >>> from pflcli import create_federation, partition, personalize
     >>> two = partition("writers", "runs/two", clients=2)
     >>> create_federation(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed").kind
     'federation'
     """
-    execution = asked.execution
+    start = _start_from_table(asked) if _is_table(asked.source) else _start_from_run(asked)
+    partition, book = start.partition, start.book
+    task = read_labels(partition.manifest, 0).facts()  # with the scale of all clients, which no site knows alone
+    form, dealt = partitions.read_form(partition), partition.manifest.request
+    request: dict[str, Any] = {
+        **start.request,
+        "form": {"shape": list(form.shape), "type": form.dtype, "classes": form.labels.outputs},
+        **task,
+        "train": start.train,
+        "split": {
+            "fractions": dealt.get("fractions", list(FRACTIONS)),
+            "seed": dealt.get("split_seed", dealt["seed"]),
+            "keep_test": "keep_test" in dealt,
+        },
+        "import": start.imported,
+        "codebook": digest(json.loads(json.dumps(codebook.to_fields(book)))),
+    }
+    patterns = opening.derive_patterns(request, book.client_names(len(start.train)))
+    request |= {
+        "exchange": opening.write_patterns(patterns),
+        "software": opening.describe_software(),
+    }
+    spec = ArtifactSpec("federation", request, code=start.code)
+    summary = {"clients": len(start.train), "participants": sum(count > 0 for count in start.train), **task}
+
+    def build(writer: ArtifactWriter) -> Built:
+        codebook.write(writer, book)
+        return Built(summary, {})
+
+    return make(asked.out, spec, asked.execution.reading(partition.path), build)
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What a federation is made of: the part of its ``request`` that says what runs, and the ``code`` of that.
+
+    ``partition`` has the form and split of samples, and no samples if sites agreed on them without a run. ``train`` is
+    the number of training samples of each client (m,), and ``imported`` the options by which sites import theirs.
+    """
+
+    request: dict[str, Any]
+    code: dict[str, str]
+    partition: Artifact
+    train: list[int]
+    imported: dict[str, Any]
+    book: Codebook
+
+
+def _is_table(source: Path | str | Artifact) -> bool:
+    return not isinstance(source, Artifact) and Path(source).suffix == ".toml"
+
+
+def _start_from_run(asked: CreateFederation) -> _Start:
+    """Return the start from finished predictions, with the clients of their partition."""
     predictions = open_one(asked.source, "predictions", chosen=Chosen(asked.method, asked.seed))
+    if extra := [f"--{name.replace('_', '-')}" for name in asked.settings or {}] or ["--set"] * bool(asked.options):
+        raise UsageError(
+            f"{extra[0]} has no effect on {predictions.path}, whose settings and options sites take over",
+            f"leave out {extra[0]}",
+        )
     manifest, partition = predictions.manifest, ancestor(predictions, "partition")
     if partition is None or "later_clients" in manifest.request or "settings" not in manifest.request:
         raise InputError(
@@ -60,55 +125,77 @@ def create_federation(asked: CreateFederation) -> Outcome:
         )
     trained = _find_rounds(predictions)
     for each in (trained, *([] if trained is predictions else [predictions])):
-        settings = run_settings.read_settings(each)
-        _require_deployable(each, partition, settings)
-        name = each.manifest.request["method"]
-        method = run_request.load_method(each)
-        cfg = config.plain(config.build(method.Config, each.manifest.request["options"], name))
-        if reason := find_obstacle(name, cfg, settings.rounds, settings.upload):
-            raise UnsuitedError(
-                f"{name} cannot run among real sites: {reason}", "docs/deployment.md lists the methods that can"
-            )
+        name, method = each.manifest.request["method"], run_request.load_method(each)
+        cfg = config.build(method.Config, each.manifest.request["options"], name)
+        _require_deployable(each, partition, name, cfg, run_settings.read_settings(each))
     then = {} if trained is predictions else {"then": _describe_rest(predictions)}
-    task = read_labels(partition.manifest, 0).facts()  # with the scale of all clients, which no site knows alone
-    book, form, dealt = codebook.read(predictions), partitions.read_form(partition), partition.manifest.request
-    request: dict[str, Any] = {
-        **_describe_run(trained),
-        **then,
-        "form": {"shape": list(form.shape), "type": form.dtype, "classes": form.labels.outputs},
-        **task,
-        "train": partitions.read_sizes(partition)[:, 0].tolist(),
-        "split": {
-            "fractions": dealt.get("fractions", list(FRACTIONS)),
-            "seed": dealt.get("split_seed", dealt["seed"]),
-            "keep_test": "keep_test" in dealt,
+    return _Start(
+        request={**_describe_run(trained.manifest.request), **then},
+        code={**trained.manifest.code, **manifest.code},
+        partition=partition,
+        train=partitions.read_sizes(partition)[:, 0].tolist(),
+        imported=_import_request(partition, asked.execution.reporter),
+        book=codebook.read(predictions),
+    )
+
+
+def _start_from_table(asked: CreateFederation) -> _Start:
+    """Return the start of ``method`` from the table that sites agreed on, whose sites are the clients.
+
+    Raises InputError for a table without sites, UnsuitedError for a method that needs a trained model.
+    """
+    assert not isinstance(asked.source, Artifact)
+    earlier, name = table.read_earlier(Path(asked.source)), asked.method
+    agreed, book = earlier.table, earlier.book
+    assert agreed is not None
+    if agreed.fractions is None or not agreed.is_measured:
+        raise InputError(
+            f"{earlier.name} has no sites yet, with their training samples and scales",
+            f"pfl federation columns SUMMARY... --like {earlier.name} -o agreed.toml",
+        )
+    if name is None:
+        raise UsageError(f"{earlier.name} does not say which method sites run", "--method fedavg")
+    # A test fraction of 0 means that sites have a --split-column.
+    dealt = {
+        "fractions": [*agreed.fractions],
+        "seed": agreed.seed,
+        **({} if agreed.fractions[2] else {"keep_test": ""}),
+    }
+    summary = {"shape": [len(book.features)], "type": "float32", "classes": len(book.classes)}
+    manifest = Manifest("partition", partitions.SCHEMA, earlier.digest, dealt, (), {}, {}, summary, {})
+    partition, method = Artifact(Path(earlier.name), manifest), methods.load(name)
+    if method.NEEDS:
+        raise UnsuitedError(
+            f"{name} needs a trained {listed(method.NEEDS)}, which no agreement has",
+            "pfl federation create PREDICTIONS -o DIR, with its predictions on a pilot",
+        )
+    cfg = config.build(method.Config, asked.options or {}, name)
+    lineage = {"partition": partition, "backbone": None}
+    settings = run_settings.settings_on_lineage(name, method, lineage, asked.settings or {}, asked.out)
+    private_rounds.require_checked(name, method, cfg, settings, partition)
+    _require_deployable(partition, partition, name, cfg, settings)
+    for line in requirements.describe_ignored(name, method, settings):
+        asked.execution.reporter.say(line)
+    run = run_request.describe_run(name, cfg, settings, run_request.choose_seed(asked.seed, partition))
+    return _Start(
+        request={**_describe_run(run), "agreement": earlier.digest},
+        code={
+            part: sources.code_hash(*part.split("/", 1))
+            for part in (f"methods/{name}", *run_request.code_files(settings))
         },
-        "import": _import_request(partition, execution.reporter),
-        "codebook": digest(json.loads(json.dumps(codebook.to_fields(book)))),
-    }
-    code = {**trained.manifest.code, **manifest.code}
-    patterns = opening.derive_patterns(request, book.client_names(len(request["train"])))
-    request |= {
-        "exchange": opening.write_patterns(patterns),
-        "software": opening.describe_software(),
-    }
-    spec = ArtifactSpec("federation", request, code=code)
-    summary = {"clients": len(request["train"]), "participants": sum(count > 0 for count in request["train"]), **task}
-
-    def build(writer: ArtifactWriter) -> Built:
-        codebook.write(writer, book)
-        return Built(summary, {})
-
-    return make(asked.out, spec, execution, build)
+        partition=partition,
+        train=[*agreed.sites.values()],
+        imported=dict(earlier.request),
+        book=replace(book, clients=tuple(agreed.sites)),
+    )
 
 
 _STORE = ("index", "parameters", "capacity", "capacity_spread", "prototypes", "seed")
 """The keys of a datastore's request that are options of ``pfl build-datastore``."""
 
 
-def _describe_run(trained: Artifact) -> dict[str, Any]:
-    """Return the part of the request that says which run it is; sites compute apart, whatever the simulation did."""
-    request = trained.manifest.request
+def _describe_run(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a run's request that says which run it is; sites compute apart, as the simulation may not."""
     run = {key: request[key] for key in ("method", "options", "settings", "seed")}
     return {**run, "settings": {**run["settings"], "apart": True}}
 
@@ -124,7 +211,7 @@ def _describe_rest(predictions: Artifact) -> dict[str, Any]:
 
     Raises UnsuitedError if the datastore is not what sites can build from their own samples.
     """
-    then = _describe_run(predictions)
+    then = _describe_run(predictions.manifest.request)
     if "datastore" not in run_request.load_method(predictions).NEEDS:
         return then
     embedded, store = (ancestor(predictions, kind) for kind in ("embeddings", "datastore"))
@@ -141,12 +228,15 @@ def _describe_rest(predictions: Artifact) -> dict[str, Any]:
     return {**then, **layer, "datastore": options}
 
 
-def _require_deployable(predictions: Artifact, partition: Artifact, settings: Settings) -> None:
-    """Raise UnsuitedError for a setting, or a partition, that real sites cannot have."""
+def _require_deployable(source: Artifact, partition: Artifact, name: str, cfg: Any, settings: Settings) -> None:
+    """Raise UnsuitedError for a method, a setting or a partition that real sites cannot have.
+
+    ``source`` are predictions of a run, or the partition itself if there was none.
+    """
     steps = [uploads.load(step) for step in settings.upload]
     dealt = partition.manifest.request
     reasons = {
-        "its models began with the weights of a file": "weights" in predictions.manifest.request,
+        "its models began with the weights of a file": "weights" in source.manifest.request,
         "--adapter needs the weights of a file": settings.adapter is not None,
         "--refit needs the choices of an earlier run": settings.refit,
         "--report best and --patience need validation samples at the server": settings.report == "best"
@@ -162,7 +252,12 @@ def _require_deployable(predictions: Artifact, partition: Artifact, settings: Se
     }
     for reason, is_so in reasons.items():
         if is_so:
-            raise UnsuitedError(f"{predictions.path} cannot run among real sites: {reason}", "run it without, first")
+            fix = "leave it out" if source is partition else "run it without, first"
+            raise UnsuitedError(f"{source.path} cannot run among real sites: {reason}", fix)
+    if obstacle := find_obstacle(name, config.plain(cfg), settings.rounds, settings.upload):
+        raise UnsuitedError(
+            f"{name} cannot run among real sites: {obstacle}", "docs/deployment.md lists the methods that can"
+        )
 
 
 def _import_request(partition: Artifact, reporter: Reporter) -> dict[str, Any]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import typer
 
+from pflcli.options import completion
 from pflcli.options.declaration import (
+    METHOD,
     ArtifactPath,
-    ChosenMethod,
-    ChosenSeed,
     FilePath,
     Options,
     Out,
+    Set,
     artifact_argument,
     out_option,
 )
@@ -25,20 +27,49 @@ Agreed = Annotated[ArtifactPath, artifact_argument("The federation that all plac
 class CreateFederation(Options):
     """Make a federation of the method of a run, with the clients of its partition, for real sites to agree on.
 
-    It contains no sample.
+    Without a run, SOURCE is the table that sites agreed on (`pfl federation columns`); --method, --set and training
+    settings say what they run. The federation contains no sample.
 
     Examples:
         pfl federation create runs/fedavg -o fed
         pfl federation create runs/c --method fedala --seed 0 -o fed
+        pfl federation create agreed.toml --method fedala --rounds 20 -o fed
     """
 
     NAME: ClassVar[str] = "federation create"
+    TRAINING_DEFAULT: ClassVar[str] = "that of the run, or else that of pfl train-global"
 
-    source: Annotated[ArtifactPath, artifact_argument("Run the method of these predictions.", "predictions")]
+    source: Annotated[
+        ArtifactPath,
+        artifact_argument(
+            "Run the method of these predictions, or --method among the sites of this table.",
+            "predictions",
+            metavar="SOURCE",
+        ),
+    ]
     out: Out
     _: KW_ONLY
-    method: ChosenMethod = None
-    seed: ChosenSeed = None
+    method: Annotated[
+        str | None,
+        METHOD,
+        typer.Option(
+            help="Run this method among the sites of a table, or take it from a folder of `pfl compare`.",
+            metavar="NAME",
+            show_default="that of the run",
+            autocompletion=completion.names("methods"),
+        ),
+    ] = None
+    settings: Mapping[str, Any] | None = None
+    options: Set = None
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Draw all random numbers from this seed; of a folder of `pfl compare`, take this one.",
+            min=0,
+            metavar="N",
+            show_default="that of the run, or of the splits of the table",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)

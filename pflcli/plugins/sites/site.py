@@ -90,6 +90,11 @@ def check_site(asked: CheckSite) -> dict[str, Any]:
     declared = agreed.manifest.request["train"][opened.terms.sites[opened.client][0]]
     if not train:
         raise InputError(f"{own.path} has no training samples of client '{opened.client}'")
+    if train != declared and "agreement" in agreed.manifest.request:
+        raise InputError(
+            f"{own.path} has {train} training samples of client '{opened.client}', and sites agreed on {declared}",
+            "import the table that was summarized; for another one, all sites agree again (pfl federation columns)",
+        )
     opening.claim(
         out,
         {
@@ -100,7 +105,6 @@ def check_site(asked: CheckSite) -> dict[str, Any]:
         },
     )
     spec, then = opening.make_spec(agreed.manifest.request), agreed.manifest.request.get("then")
-    facts = federations.read_exchange(agreed)
     settings, own_versions = config.plain(spec.settings), sources.read_versions()
     facts = federations.read_exchange(agreed)
     return {

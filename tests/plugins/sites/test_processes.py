@@ -392,7 +392,7 @@ def test_a_site_takes_its_split_from_the_federation(world):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("create", "-o", "new", "--patience", "5"), "unknown option '--patience'"),
+        (("create", "-o", "new", "--jobs", "5"), "unknown option '--jobs'"),
         (("check", "--force"), "unknown option '--force'"),
         (("run", "--at", "x", "-o", "new", "--force"), "unknown option '--force'"),
         (("check", "-o", "new"), "unknown option '-o'"),
