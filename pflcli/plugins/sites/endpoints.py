@@ -66,6 +66,8 @@ _STATE, _ANSWER, _ROUNDS, _ATTENDANCE = "state.safetensors", "answer.msg", "roun
 """The files in the folder of a round."""
 _PHASE, _ATTEMPT = "phase", "attempt.json"
 """The folder with the messages of a phase that is not over, at a site, and the file of its attempt, at the server."""
+_ANSWERED = "answered.json"
+"""At a site: which question it answered last."""
 _ENTRY = "state/"
 """The beginning of the names of tensors with the server's part of the state."""
 
@@ -548,6 +550,7 @@ class Site:
             raise InputError(f"{path} is for round {question.round} of {self._rounds}")
         if (stored := self._stored_answer(path, question, digest)) is not None:
             return stored
+        self._require_later(path, question, digest)
         own = tuple(client for client in self._clients.tolist() if client in question.clients)
         if not question.clients or question.clients != own:
             raise InputError(
@@ -571,6 +574,8 @@ class Site:
                 f"{self.terms.method}, round {question.round}: the method would send other tensors than those that pfl"
                 f" site check has shown ({misfit}); no answer was written"
             )
+        facts = {"question": _position(question), "sha256": digest}
+        _write_file(self.folder / _ANSWERED, [json.dumps(facts).encode()])
         pieces = messages.pieces(answer, tensors)
         if not is_over:
             return _write_file(self.folder / _PHASE / f"answer-{question.exchange}.msg", pieces)
@@ -602,6 +607,28 @@ class Site:
             )
         return None
 
+    def _require_later(self, path: Path, question: Question, digest: str) -> None:
+        """Raise InputError unless a question follows the last one that was answered, or is that one.
+
+        Each answer with other deliveries tells more about the samples, so that none can be asked for at will. A phase
+        begins again only without a client, and so at most as often as there are clients.
+        """
+        attempts = len(self.run.clients)
+        if question.attempt > attempts:
+            raise InputError(
+                f"{path} is attempt {question.attempt} at round {question.round}: there are at most {attempts}, one for"
+                " each site that may drop out"
+            )
+        stored = self.folder / _ANSWERED
+        if stored.is_file():
+            with foreign.reading(stored, "JSON"):
+                facts = json.loads(stored.read_text())
+                is_later = facts["sha256"] == digest or _position(question) > facts["question"]
+            if not is_later:
+                raise InputError(
+                    f"{path} is late: {self.site} has answered a later message, or another one in its place"
+                )
+
     def _store_question(self, message: Message, digest: str) -> list[Arrived]:
         """Copy a question beside the earlier ones of its phase; returns the deliveries that have arrived by then.
 
@@ -609,8 +636,12 @@ class Site:
         """
         question, folder = message.head, self.folder / _PHASE
         earlier = [folder / f"question-{number}.msg" for number in range(question.exchange)]
-        if earlier and not (earlier[-1].exists() and messages.hash_file(earlier[-1]) == question.previous):
-            raise InputError(f"{message.path} continues a message that {self.site} has not answered")
+        if earlier:
+            is_known = earlier[-1].exists() and messages.hash_file(earlier[-1]) == question.previous
+            head = self.terms.max_head(len(self._clients))
+            before = messages.read(earlier[-1], Question, self.terms.federation, self.site, head) if is_known else None
+            if before is None or _position(before.head)[:2] != _position(question)[:2]:
+                raise InputError(f"{message.path} continues a message that {self.site} has not answered")
         if not earlier:
             shutil.rmtree(folder, ignore_errors=True)
         for later in folder.glob("*.msg"):
@@ -821,6 +852,11 @@ def replace_entries(state: Mapping[str, Any], entries: Mapping[str, Tensor], pre
 
 def _storable(loss: float) -> float | None:
     return loss if abs(loss) <= _MAX_NUMBER else None
+
+
+def _position(question: Question) -> list[int]:
+    """Return the round, attempt and exchange of a question, by which those to a site are in order."""
+    return [question.round, question.attempt, question.exchange]
 
 
 def _exchange_of(path: Path) -> int:
