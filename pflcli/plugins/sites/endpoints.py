@@ -169,6 +169,12 @@ class Server:
         return self.terms.patterns_of(self.phase, self._rounds)
 
     @property
+    def _possible(self) -> tuple[Pattern, ...]:
+        """Return what may be exchanged in this phase: rounds of another kind begin with other channels."""
+        played = tuple(self._place.channels)
+        return tuple(each for each in self._patterns if each.channels[: len(played)] == played)
+
+    @property
     def is_finished(self) -> bool:
         """Whether all phases are closed."""
         return self.phase > self._rounds and not (self.phase == self._rounds + 1 and self._patterns)
@@ -311,7 +317,9 @@ class Server:
             head = self.terms.max_head(len(question.clients))
             message = messages.read(path, Answer, self.terms.federation, question.site, head)
             self._check_head(path, message.head, question, digest)
-            message.require_one_of(self._patterns, partial(_layout_of_answer, message.head))
+            last = max((channel.number for channel in message.head.channels), default=-1)
+            possible = [each for each in self._possible if last < len(each.channels)]
+            message.require_one_of(possible, partial(_layout_of_answer, message.head))
             for channel in message.head.channels:
                 for sent in channel.sent:
                     upload = message.tensors(f"{channel.number}/{sent.client}/")
@@ -352,7 +360,7 @@ class Server:
             raise InputError(f"{path} has a channel twice")
         if present and self._place.awaited is not None and self._place.awaited not in numbers:
             raise InputError(f"{path} lacks what the server waits for")
-        most = max((len(each.channels) for each in self._patterns), default=0)
+        most = max((len(each.channels) for each in self._possible), default=0)
         for channel in answer.channels:
             if channel.number >= most:
                 raise InputError(f"{path}: there is no channel {channel.number} in round {answer.round}")
@@ -376,7 +384,7 @@ class Server:
             raise InputError(f"{path}: the weight of an update is not a positive number")
 
     def _is_update(self, number: int) -> bool:
-        return any(number < len(each.channels) and each.channels[number].is_update for each in self._patterns)
+        return any(number < len(each.channels) and each.channels[number].is_update for each in self._possible)
 
     def max_weight(self, client: int) -> float:
         """Return the number of training samples that the federation knows of a client: no upload weighs more."""

@@ -14,6 +14,7 @@ import pytest
 import torch
 from worlds_of_sites import BOTH, digest, make_world, put_number, rewrite
 
+from pflcli.core.errors import InputError
 from pflcli.plugins.sites import exchange
 from pflcli.plugins.sites.endpoints import Server
 from pflcli.plugins.sites.exchange import Inbox
@@ -301,3 +302,35 @@ def test_a_round_without_an_upload_changes_nothing(name, tmp_path):
     for key, value in server.progress.state["global"].items():
         assert torch.equal(value, before[key])
     assert server.rounds == 1
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_round_of_one_kind_takes_no_answer_of_another_kind(number, tmp_path):
+    """In its warm-up, fedattn has one channel with a model; afterwards three, the first with a representation."""
+    world = make_world("fedattn", tmp_path, participation=1.0, options={"warmup": 1})
+    server, site = world.make_server(), world.make_site("a")
+    questions, paths = world.write_questions(server)
+    answer = site.answer(paths["a"])
+    warm_up, later = world.terms.patterns["round"]
+    (dtype, shape) = later.channels[0].layout["z"]
+    clients = [0, 1]
+
+    def change(head, entries, data):
+        sent = [{"client": client, "weight": 1.0, "loss": 0.0} for client in clients]
+        if number == 0:  # the representations of the other kind
+            entries.clear()
+            size = shape[0] * dtype.itemsize
+            for place, client in enumerate(clients):
+                entries[f"0/{client}/z"] = {
+                    "dtype": "F32",
+                    "shape": list(shape),
+                    "data_offsets": [place * size, (place + 1) * size],
+                }
+            return bytes(len(clients) * size)
+        head["channels"].append({"number": 1, "sent": sent})  # a channel without tensors
+        return data
+
+    rewrite(answer, change)
+    assert len(warm_up.channels) == 1
+    with pytest.raises(InputError):
+        server.check(answer, questions["a"], digest(paths["a"]))

@@ -133,6 +133,11 @@ def test_methods_with_several_exchanges_have_the_bytes_of_the_simulation(name, g
     compare(make_world(name, tmp_path, GROUPS[groups], rounds=4), restarts=restarts)
 
 
+@pytest.mark.parametrize("name", ["fedattn", "fedham"])
+def test_rounds_of_several_kinds_have_the_bytes_of_the_simulation(name, tmp_path):
+    compare(make_world(name, tmp_path, GROUPS["1 client a site"], rounds=3, participation=1.0, options={"warmup": 1}))
+
+
 @pytest.mark.parametrize("name", ["fedamp", "fedattn", "fedham", "panm"])
 def test_sites_that_vanish_from_a_round_with_several_exchanges_drop_out(name, tmp_path):
     world = make_world(name, tmp_path, rounds=4, participation=1.0)
