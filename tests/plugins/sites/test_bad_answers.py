@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from worlds_of_sites import BOTH, digest, make_world, put_number, rewrite
+from worlds_of_sites import BOTH, GROUPS, digest, make_world, put_number, rewrite
 
 from pflcli.core.errors import InputError
 from pflcli.plugins.sites import exchange
@@ -334,3 +334,26 @@ def test_a_round_of_one_kind_takes_no_answer_of_another_kind(number, tmp_path):
     assert len(warm_up.channels) == 1
     with pytest.raises(InputError):
         server.check(answer, questions["a"], digest(paths["a"]))
+
+
+@pytest.mark.parametrize("cluster", [4, 1 << 62])
+def test_a_client_that_chooses_no_cluster_drops_out_of_the_round(cluster, tmp_path):
+    world = make_world("ifca", tmp_path, GROUPS["1 client a site"], participation=1.0, rounds=1)
+    server, sites = world.make_server(), {site: world.make_site(site) for site in world.sites}
+    questions, paths = world.write_questions(server)
+    answers = {}
+
+    def lie(head, entries, data):
+        begin, end = entries["0/0/cluster"]["data_offsets"]
+        return data[:begin] + np.asarray([cluster], np.int64).tobytes() + data[end:]
+
+    for site in questions:
+        answer = sites[site].answer(paths[site])
+        if site == "site 0":
+            rewrite(answer, lie)
+        answers[site] = server.check(answer, questions[site], digest(paths[site]))
+    row = server.close(answers)
+    assert (row["clients"], row["diverged"]) == (5, [0])
+    _, state, _ = next(iter(world.simulate({0: [0]})))
+    for name, value in state["models"].items():
+        assert torch.equal(value, server.progress.state["models"][name])
