@@ -278,6 +278,15 @@ def test_a_weight_counts_at_most_the_agreed_number_of_samples(weight, opened, as
     assert all(word in line for word in ("'a'", f"{weight:g}", f"{agreed:g}"))
 
 
+def test_the_versions_of_a_site_begin_no_line_of_the_log(opened):
+    opened.deliver()
+    with_head(lambda head: head["versions"].update(torch="2\nround 9: loss 0.1"))(opened.files["a"])
+    opened.inbox.look()
+    (line,) = opened.said
+    assert "last bits may differ" in line
+    assert "\n" not in line
+
+
 @pytest.mark.parametrize("name", ["fedala", "fedavg", "scaffold"])
 def test_a_round_without_an_upload_changes_nothing(name, tmp_path):
     """Sites may say that their clients have nothing to send, as those of pfedgp do whose samples have one class."""
