@@ -204,9 +204,14 @@ class Server:
         """Begin another attempt at the phase, as clients received what does not hold any more."""
         self._attempt += 1
         self._diverged |= {client for client, reply in self._place.replies.items() if reply.diverged}
+        self._store_attempt(self._attempt)
+        self._begin_attempt()
+
+    def _store_attempt(self, attempt: int) -> None:
+        """Store with which attempt, and without which clients, another process continues the phase."""
         facts = {
             "phase": self.phase,
-            "attempt": self._attempt,
+            "attempt": attempt,
             "messages": self._number,
             "asked": self._asked.tolist(),
             "gone": [*self._place.gone],
@@ -219,7 +224,6 @@ class Server:
             temporary.replace(self.folder / _ATTEMPT)
         except OSError as error:
             raise disk.write_error(f"cannot write {self.folder / _ATTEMPT}", self.folder, error) from None
-        self._begin_attempt()
 
     def ask(self) -> dict[str, Question]:
         """Return the next question to each site that has clients in the phase; phases without a question are closed."""
@@ -417,6 +421,8 @@ class Server:
             raise ComputationError(f"the setup needs all clients, and {len(missing)} did not answer")
         self._place.replies = replies
         self._place.gone = sorted({*self._place.gone, *missing})
+        if missing:  # a late answer must not bring them back after a kill: the others may have gone on without them
+            self._store_attempt(self._attempt + 1)
         here = {site for site, clients in self.terms.sites.items() if not {*clients} & {*self._place.gone}}
         self._place.losses = [pair for site, pairs in self._losses.items() if site in here for pair in pairs]
         self._open = {}

@@ -194,6 +194,18 @@ def test_a_killed_server_continues_its_attempt(tmp_path):
     assert (row["clients"], row["dropped"]) == (5, 1)
 
 
+def test_a_killed_server_continues_without_the_sites_that_were_gone(tmp_path):
+    """The others have answered what the server asked without the one whose answer is there now."""
+    world = make_world("fedattn", tmp_path, GROUPS["1 client a site"], rounds=1, participation=1.0)
+    server, sites = world.make_server(), {site: world.make_site(site) for site in world.sites}
+    world.exchange_once(server, sites, late=("site 4",))
+    _, paths = world.write_questions(server)
+    for site, path in paths.items():
+        sites[site].answer(path)
+    row = world.play(world.make_server(), {site: world.make_site(site) for site in world.sites})
+    assert (row["clients"], row["dropped"]) == (5, 1)
+
+
 @pytest.mark.parametrize(
     ("name", "function", "instead"),
     [
