@@ -67,3 +67,35 @@ def test_a_message_of_another_phase_is_not_continued(asked):
     _, site, path = asked
     with pytest.raises(InputError, match="continues a message that site 0 has not answered"):
         site.answer(other(path, round=2, exchange=1, previous=digest(path)))
+
+
+def with_rows(count):
+    """Return a change of a question whose first tensor with rows has ``count`` rows, or all if it is 0."""
+
+    def change(head, entries, data):
+        parts, place, is_first = [], 0, True
+        for name, entry in entries.items():
+            begin, end = entry["data_offsets"]
+            if count == 0 or is_first:
+                size = (end - begin) // entry["shape"][0] * count
+                entry["shape"][0], end = count, begin + size
+            is_first = False
+            parts.append(data[begin:end])
+            entries[name]["data_offsets"] = [place, place + end - begin]
+            place += end - begin
+        return b"".join(parts)
+
+    return change
+
+
+@pytest.mark.parametrize(("name", "exchange"), [("panm", 1), ("ifca", 0)])
+@pytest.mark.parametrize("count", [0, 2])
+def test_rows_that_do_not_belong_together_are_refused(name, exchange, count, tmp_path):
+    world = make_world(name, tmp_path, ALONE, participation=1.0)
+    server, sites = world.make_server(), {site: world.make_site(site) for site in world.sites}
+    for _ in range(exchange):
+        world.exchange_once(server, sites)
+    _, paths = world.write_questions(server)
+    rewrite(paths["site 0"], with_rows(count))
+    with pytest.raises(InputError, match="no row, or more rows of one tensor than of another"):
+        sites["site 0"].answer(paths["site 0"])
