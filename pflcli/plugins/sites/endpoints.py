@@ -90,6 +90,11 @@ class Terms:
         """Return what may be exchanged in phase ``number``: 0 is the setup, and what follows ``rounds`` the last."""
         return self.patterns.get("setup" if number == 0 else "round" if number <= rounds else "personalize", ())
 
+    def most_bytes(self, phase: str) -> int:
+        """Return the maximum bytes of the tensors that a client sends in a phase, a key of ``patterns``."""
+        kinds = self.patterns.get(phase, ())
+        return max((sum(messages.size(form.layout) for form in each.channels) for each in kinds), default=0)
+
     def max_head(self, clients: int) -> int:
         """Return the maximum bytes of the head of a question to ``clients``, or of their answer."""
         patterns = [pattern for each in self.patterns.values() for pattern in each]
