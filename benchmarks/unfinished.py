@@ -94,7 +94,7 @@ def train(case: Case, folder: Path, root: Path) -> list[list[tuple[Curve, int]]]
         artifacts = [open_artifact(where / "runs" / f"seed-{seed}" / method) for seed in case.seeds]
         curves.append(
             [
-                (np.array(round_costs.read_progress(each)[0]), predictions.count_samples(each, "validation"))
+                (np.array(round_costs.read_progress(each)[0]), predictions.read_shape(each, "validation")[0])
                 for each in artifacts
             ]
         )

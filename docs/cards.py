@@ -38,8 +38,11 @@ _KINDS = {
 }
 _COSTS = ("performance-", "scale-")
 """How the names of tables of costs begin, which the first table of a card sums up."""
-_SHORT = ("accuracy %", "bottom decile %", "gain (points)", "MB sent")
-"""Columns of comparisons that a card shows."""
+_SHORT = (
+    ("accuracy %", "bottom decile %", "gain (points)", "MB sent"),
+    ("RMSE (µg/m³)", "worst", "gain (µg/m³)", "MB sent"),
+)
+"""Columns of comparisons that a card shows, by their first one."""
 _ATTRIBUTES = ("run.federation", "run.engine", "run.task", "run.attendance")
 """Objects of a run of which the page of calls lists what methods use."""
 _ABOUT = {
@@ -160,7 +163,7 @@ def _describe_options(options: list[dict[str, str]], grid: Any) -> str:
 
 def _list_results(name: str) -> Iterator[str]:
     """Yield the rows that stored tables have of a method and its variants: of comparisons, then of each other table."""
-    compared: Rows = []
+    compared: dict[tuple[str, ...], Rows] = {}
     others: list[str] = []
     for path in sorted(fill.RESULTS.glob("*.csv")):
         heading, *rows = fill.read(path)
@@ -168,15 +171,17 @@ def _list_results(name: str) -> Iterator[str]:
         if heading[0] != "method" or not own or path.stem.startswith(_COSTS):
             continue
         link = f"[{path.stem}]({_RESULTS}/{path.name})"
-        if "accuracy %" in heading:
+        if short := next((columns for columns in _SHORT if columns[0] in heading), None):
             shown = [dict(zip(heading, cells, strict=True)) for cells in own]
-            compared += [[link, f"`{row['method']}`", *(row.get(key) or "-" for key in _SHORT)] for row in shown]
+            compared.setdefault(short, []).extend(
+                [link, f"`{row['method']}`", *(row.get(key) or "-" for key in short)] for row in shown
+            )
         else:  # mostly wide: a line per column
             turned = [[title, *cells] for title, *cells in zip(heading, *own, strict=True)]
             turned[0] = ["", *(f"`{cell}`" for cell in turned[0][1:])]
             others.append(f"{link}:\n\n{fill.to_markdown([[_escape(cell) for cell in row] for row in turned])}")
-    if compared:
-        yield fill.to_markdown([["table", "method", *_SHORT], *compared])
+    for short in filter(compared.get, _SHORT):
+        yield fill.to_markdown([["table", "method", *short], *compared[short]])
     yield from others
 
 

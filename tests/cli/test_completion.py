@@ -134,6 +134,7 @@ def test_cases_cover_every_command_that_takes_an_artifact():
     assert expected <= {" ".join(line[: 2 if line[0] in ("federation", "site") else 1]) for line in KINDS} | {
         "partition",
         "embed",
+        "site columns",
     }
 
 

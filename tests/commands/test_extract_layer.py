@@ -88,7 +88,8 @@ def test_layer_with_another_number_of_rows_is_refused():
 
     network = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Unflatten(0, (1, -1)), torch.nn.Flatten(0, 1))
     federation = SimpleNamespace(y=torch.zeros(2), inputs=lambda rows: torch.ones(len(rows), 2))
-    run = SimpleNamespace(network=network, backbone=network.state_dict(), federation=federation)
+    engine = SimpleNamespace(divide=lambda rows, size: [rows])
+    run = SimpleNamespace(network=network, backbone=network.state_dict(), federation=federation, engine=engine)
     assert represent_by_layer(run, np.arange(2), "0").shape == (2, 3)
     with pytest.raises(UsageError, match="does not compute one output per sample"):
         represent_by_layer(run, np.arange(2), "1")

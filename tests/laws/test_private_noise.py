@@ -78,6 +78,7 @@ PURPOSES = {
     ("core/federation/uploads/noise.py", "standard_normal"): PROTECTS,
     ("core/federation/attack.py", "standard_normal"): OTHER,  # of poisoned clients
     ("plugins/audits/canary_training.py", "standard_normal"): OTHER,  # of canaries, whose models are not released
+    ("plugins/audits/update_attack.py", "standard_normal"): OTHER,  # samples that an attacker makes up
     ("core/schemes/quantity.py", "normal"): OTHER,  # sizes of clients
     ("methods/parts/bias_attention.py", "normal"): OTHER,  # initial weights
     ("models/_classifiers.py", "randn"): OTHER,  # initial weights

@@ -116,17 +116,6 @@ def test_stores_on_disk_have_labels_that_are_numbers(pfl, tmp_path):
         train = [samples["y"][bounds[3 * client] : bounds[3 * client + 1]] for client in range(4)]
         np.testing.assert_array_equal(file["y"][...], np.concatenate(train))
     assert pfl("show", seed / "knn-per", "--verify").code == 0
-    for line, words in (
-        (
-            ("build-datastore", seed / "embeddings", "-o", tmp_path / "x", "--prototypes", "3"),
-            "--prototypes reads classes",
-        ),
-        (("sweep", seed / "embeddings", "-o", tmp_path / "x"), "pfl sweep reads classes"),
-        (
-            ("update-datastore", seed / "datastore", seed / "embeddings", "-o", tmp_path / "x"),
-            "pfl update-datastore reads classes",
-        ),
-    ):
-        ran = pfl(*line)
-        assert (ran.code, words in ran.err) == (3, True), ran.err
-        assert not (tmp_path / "x").exists()
+    ran = pfl("build-datastore", seed / "embeddings", "-o", tmp_path / "x", "--prototypes", "3")
+    assert (ran.code, "--prototypes reads classes" in ran.err) == (3, True), ran.err
+    assert not (tmp_path / "x").exists()

@@ -457,9 +457,8 @@ class Run:
     ) -> Iterator[TrainedClients]:
         """Send parts from clients to the server; yields them there, as they are received, in the order of ``senders``.
 
-        A site yields those of its own clients, as the server receives them.
-        ``senders``, by default the clients that take part, are read once the parts are sent. ``like`` and the
-        ``options`` start, is_averaged, also, counted and is_record are those of ``Channel``.
+        A site yields those of its own clients. ``senders``, by default the clients that take part, are read once parts
+        are sent. ``like`` and the ``options`` start, is_averaged, also, counted and is_record are those of ``Channel``.
         """
         return self.inputs.place.collect(self, parts, Channel(like, senders, **options))
 

@@ -45,8 +45,8 @@ class SummarizeColumns(Options):
     deviations and medians of training samples. It is what leaves the site: give it to the coordinator if you agree.
 
     Examples:
-        pfl site columns own --client north --sites north,south -o north.json
-        pfl site columns own --client north --sites north,south --units age=years -o north.json
+        pfl site columns own --client a --sites a,b -o a.json
+        pfl site columns own --client a --sites a,b --units age=years -o a.json
     """
 
     NAME: ClassVar[str] = "site columns"

@@ -208,15 +208,14 @@ def test_one_answer_tells_class_counts_and_the_record_of_an_only_patient(world, 
     fed = open_one(world / "fed", "federation")
     terms = opening.read_terms(fed)
     server = opening.open_server(fed, terms, tmp_path / "server", ONE)
-    questions, tensors = server.ask()
-    question, book = questions[CLIENT], json.loads((world / "fed" / "codebook.json").read_text())
+    question, book = server.ask()[CLIENT], json.loads((world / "fed" / "codebook.json").read_text())
     path = tmp_path / "question.msg"
-    messages.write(path, question, {name: value.zero_() for name, value in tensors.items()})
+    messages.write(path, question, {name: value.zero_() for name, value in server.tensors(question).items()})
     check_site(world / "partition", world / "fed", tmp_path / "site")
     stored = answer_message(tmp_path / "site", path, execution=ONE)
     message = server.check(stored, question, messages.hash_file(path))
-    client, n = question.clients[0], message.head.clients[0].weight
-    bias, weight = (message.tensors(f"{client}/")[f"head.{name}"].double().numpy() for name in ("bias", "weight"))
+    client, n = question.clients[0], message.head.channels[0].sent[0].weight
+    bias, weight = (message.tensors(f"0/{client}/")[f"head.{name}"].double().numpy() for name in ("bias", "weight"))
     # The gradient of the loss of a sample is (p - 1) for its class and p for the other, times (x, 1); p is 1 / 2.
     counts = n * (0.5 + bias / 0.1)
     assert counts == pytest.approx([1, 27], abs=1e-3)
