@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli.method import Packages, Params, Run, Stacked, TrainedClients, parameters
+from pflcli.method import Diverged, Packages, Params, Run, Stacked, TrainedClients, parameters
 
 
 def select_models(models: Stacked, cluster: NDArray[np.int64]) -> Stacked:
@@ -56,7 +56,7 @@ def train_and_average(
     parts = run.collect(
         train(), run.init, start=lambda part: _stack_initial(initial, part.clients), also={"cluster": chosen[0]}
     )
-    return run.serve(lambda: _average(run, models, parts, cluster, shared, on_upload), (models, cluster))
+    return run.serve(lambda: _average(run, models, parts, cluster, t, shared, on_upload), (models, cluster))
 
 
 def _all_models(run: Run, models: Stacked, here: NDArray[np.int64], cluster: NDArray[np.int64]) -> Packages:
@@ -86,10 +86,14 @@ def _average(
     models: Stacked,
     parts: Iterable[TrainedClients],
     cluster: NDArray[np.int64],
+    t: int,
     shared: str,
     on_upload: Callable[[TrainedClients, Stacked], None] | None,
 ) -> tuple[Stacked, NDArray[np.int64]]:
-    """Return the clusters' means of the uploads, and each client's cluster (m,)."""
+    """Return the clusters' means of the uploads, and each client's cluster (m,).
+
+    Raises Diverged for clients whose cluster does not exist.
+    """
     common = run.aggregator.begin(parameters.part(parameters.pick(models, 0), shared)) if shared else None
     count, senders, cluster = len(next(iter(models.values()))), list[NDArray[np.int64]](), cluster.copy()
     means = [run.aggregator.begin(parameters.pick(models, c)) for c in range(count)]
@@ -97,6 +101,8 @@ def _average(
         chosen = part.params["cluster"].numpy()
         uploaded = {name: part.params[name] for name in run.init}
         cluster[part.clients] = np.where(chosen < 0, cluster[part.clients], chosen)
+        if len(wrong := part.clients[cluster[part.clients] >= count]):
+            raise Diverged(wrong.tolist(), ("choose", t))  # no honest client: it drops out of the round
         senders.append(part.clients)
         if on_upload:
             on_upload(part, select_models(models, cluster[part.clients]))

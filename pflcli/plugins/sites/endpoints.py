@@ -66,6 +66,8 @@ _STATE, _ANSWER, _ROUNDS, _ATTENDANCE = "state.safetensors", "answer.msg", "roun
 """The files in the folder of a round."""
 _PHASE, _ATTEMPT = "phase", "attempt.json"
 """The folder with the messages of a phase that is not over, at a site, and the file of its attempt, at the server."""
+_ANSWERED = "answered.json"
+"""At a site: which question it answered last."""
 _ENTRY = "state/"
 """The beginning of the names of tensors with the server's part of the state."""
 
@@ -87,6 +89,11 @@ class Terms:
     def patterns_of(self, number: int, rounds: int) -> tuple[Pattern, ...]:
         """Return what may be exchanged in phase ``number``: 0 is the setup, and what follows ``rounds`` the last."""
         return self.patterns.get("setup" if number == 0 else "round" if number <= rounds else "personalize", ())
+
+    def most_bytes(self, phase: str) -> int:
+        """Return the maximum bytes of the tensors that a client sends in a phase, a key of ``patterns``."""
+        kinds = self.patterns.get(phase, ())
+        return max((sum(messages.size(form.layout) for form in each.channels) for each in kinds), default=0)
 
     def max_head(self, clients: int) -> int:
         """Return the maximum bytes of the head of a question to ``clients``, or of their answer."""
@@ -167,6 +174,12 @@ class Server:
         return self.terms.patterns_of(self.phase, self._rounds)
 
     @property
+    def _possible(self) -> tuple[Pattern, ...]:
+        """Return what may be exchanged in this phase: rounds of another kind begin with other channels."""
+        played = tuple(self._place.channels)
+        return tuple(each for each in self._patterns if each.channels[: len(played)] == played)
+
+    @property
     def is_finished(self) -> bool:
         """Whether all phases are closed."""
         return self.phase > self._rounds and not (self.phase == self._rounds + 1 and self._patterns)
@@ -196,9 +209,14 @@ class Server:
         """Begin another attempt at the phase, as clients received what does not hold any more."""
         self._attempt += 1
         self._diverged |= {client for client, reply in self._place.replies.items() if reply.diverged}
+        self._store_attempt(self._attempt)
+        self._begin_attempt()
+
+    def _store_attempt(self, attempt: int) -> None:
+        """Store with which attempt, and without which clients, another process continues the phase."""
         facts = {
             "phase": self.phase,
-            "attempt": self._attempt,
+            "attempt": attempt,
             "messages": self._number,
             "asked": self._asked.tolist(),
             "gone": [*self._place.gone],
@@ -211,7 +229,6 @@ class Server:
             temporary.replace(self.folder / _ATTEMPT)
         except OSError as error:
             raise disk.write_error(f"cannot write {self.folder / _ATTEMPT}", self.folder, error) from None
-        self._begin_attempt()
 
     def ask(self) -> dict[str, Question]:
         """Return the next question to each site that has clients in the phase; phases without a question are closed."""
@@ -309,7 +326,9 @@ class Server:
             head = self.terms.max_head(len(question.clients))
             message = messages.read(path, Answer, self.terms.federation, question.site, head)
             self._check_head(path, message.head, question, digest)
-            message.require_one_of(self._patterns, partial(_layout_of_answer, message.head))
+            last = max((channel.number for channel in message.head.channels), default=-1)
+            possible = [each for each in self._possible if last < len(each.channels)]
+            message.require_one_of(possible, partial(_layout_of_answer, message.head))
             for channel in message.head.channels:
                 for sent in channel.sent:
                     upload = message.tensors(f"{channel.number}/{sent.client}/")
@@ -350,7 +369,7 @@ class Server:
             raise InputError(f"{path} has a channel twice")
         if present and self._place.awaited is not None and self._place.awaited not in numbers:
             raise InputError(f"{path} lacks what the server waits for")
-        most = max((len(each.channels) for each in self._patterns), default=0)
+        most = max((len(each.channels) for each in self._possible), default=0)
         for channel in answer.channels:
             if channel.number >= most:
                 raise InputError(f"{path}: there is no channel {channel.number} in round {answer.round}")
@@ -374,7 +393,7 @@ class Server:
             raise InputError(f"{path}: the weight of an update is not a positive number")
 
     def _is_update(self, number: int) -> bool:
-        return any(number < len(each.channels) and each.channels[number].is_update for each in self._patterns)
+        return any(number < len(each.channels) and each.channels[number].is_update for each in self._possible)
 
     def max_weight(self, client: int) -> float:
         """Return the number of training samples that the federation knows of a client: no upload weighs more."""
@@ -407,6 +426,8 @@ class Server:
             raise ComputationError(f"the setup needs all clients, and {len(missing)} did not answer")
         self._place.replies = replies
         self._place.gone = sorted({*self._place.gone, *missing})
+        if missing:  # a late answer must not bring them back after a kill: the others may have gone on without them
+            self._store_attempt(self._attempt + 1)
         here = {site for site, clients in self.terms.sites.items() if not {*clients} & {*self._place.gone}}
         self._place.losses = [pair for site, pairs in self._losses.items() if site in here for pair in pairs]
         self._open = {}
@@ -548,6 +569,7 @@ class Site:
             raise InputError(f"{path} is for round {question.round} of {self._rounds}")
         if (stored := self._stored_answer(path, question, digest)) is not None:
             return stored
+        self._require_later(path, question, digest)
         own = tuple(client for client in self._clients.tolist() if client in question.clients)
         if not question.clients or question.clients != own:
             raise InputError(
@@ -571,6 +593,8 @@ class Site:
                 f"{self.terms.method}, round {question.round}: the method would send other tensors than those that pfl"
                 f" site check has shown ({misfit}); no answer was written"
             )
+        facts = {"question": _position(question), "sha256": digest}
+        _write_file(self.folder / _ANSWERED, [json.dumps(facts).encode()])
         pieces = messages.pieces(answer, tensors)
         if not is_over:
             return _write_file(self.folder / _PHASE / f"answer-{question.exchange}.msg", pieces)
@@ -602,6 +626,28 @@ class Site:
             )
         return None
 
+    def _require_later(self, path: Path, question: Question, digest: str) -> None:
+        """Raise InputError unless a question follows the last one that was answered, or is that one.
+
+        Each answer with other deliveries tells more about the samples, so that none can be asked for at will. A phase
+        begins again only without a client, and so at most as often as there are clients.
+        """
+        attempts = len(self.run.clients)
+        if question.attempt > attempts:
+            raise InputError(
+                f"{path} is attempt {question.attempt} at round {question.round}: there are at most {attempts}, one for"
+                " each site that may drop out"
+            )
+        stored = self.folder / _ANSWERED
+        if stored.is_file():
+            with foreign.reading(stored, "JSON"):
+                facts = json.loads(stored.read_text())
+                is_later = facts["sha256"] == digest or _position(question) > facts["question"]
+            if not is_later:
+                raise InputError(
+                    f"{path} is late: {self.site} has answered a later message, or another one in its place"
+                )
+
     def _store_question(self, message: Message, digest: str) -> list[Arrived]:
         """Copy a question beside the earlier ones of its phase; returns the deliveries that have arrived by then.
 
@@ -609,8 +655,12 @@ class Site:
         """
         question, folder = message.head, self.folder / _PHASE
         earlier = [folder / f"question-{number}.msg" for number in range(question.exchange)]
-        if earlier and not (earlier[-1].exists() and messages.hash_file(earlier[-1]) == question.previous):
-            raise InputError(f"{message.path} continues a message that {self.site} has not answered")
+        if earlier:
+            is_known = earlier[-1].exists() and messages.hash_file(earlier[-1]) == question.previous
+            head = self.terms.max_head(len(self._clients))
+            before = messages.read(earlier[-1], Question, self.terms.federation, self.site, head) if is_known else None
+            if before is None or _position(before.head)[:2] != _position(question)[:2]:
+                raise InputError(f"{message.path} continues a message that {self.site} has not answered")
         if not earlier:
             shutil.rmtree(folder, ignore_errors=True)
         for later in folder.glob("*.msg"):
@@ -821,6 +871,11 @@ def replace_entries(state: Mapping[str, Any], entries: Mapping[str, Tensor], pre
 
 def _storable(loss: float) -> float | None:
     return loss if abs(loss) <= _MAX_NUMBER else None
+
+
+def _position(question: Question) -> list[int]:
+    """Return the round, attempt and exchange of a question, by which those to a site are in order."""
+    return [question.round, question.attempt, question.exchange]
 
 
 def _exchange_of(path: Path) -> int:

@@ -182,6 +182,7 @@ class Inbox:
             self._say_once(f"WARNING: '{site}' has {others}: last bits may differ from the simulation")
 
     def _say_once(self, text: str) -> None:
+        text = " ".join(text.split())  # a site's words begin no line
         if text not in self._said:
             self._said.add(text)
             self._say(text)

@@ -317,6 +317,9 @@ class AtSite(_Playing):
         here = [client for client in clients.tolist() if client in arrived.holders]
         packages = {holder: arrived.read(holder, layout) for holder in dict.fromkeys(arrived.holders[c] for c in here)}
         received = [packages[arrived.holders[client]] for client in here]
+        for package in received if delivery.most is not None else ():
+            if {len(value) for value in package.values()} != {max(1, len(next(iter(package.values()))))}:
+                raise InputError("the server delivers no row, or more rows of one tensor than of another")
         for package in received if delivery.counted else ():
             run.send("down", package)
         if delivery.rows:

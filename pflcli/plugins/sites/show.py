@@ -41,6 +41,6 @@ def _describe(facts: Mapping[str, Any]) -> str:
         return f"{facts['method']} sends nothing: {sites} train alone."
     return (
         f"{facts['method']} runs among {sites} in {counted(facts['rounds'], 'round')}. In a round, a site receives"
-        f" {facts['bytes_down']:,} bytes and sends {facts['bytes_up']:,}: an update of the model, with its weight,"
+        f" {facts['bytes_down']:,} bytes and sends {facts['bytes_up']:,}: the tensors below, with weights,"
         " training losses, and whether training diverged. No sample leaves a site."
     )

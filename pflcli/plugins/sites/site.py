@@ -118,6 +118,9 @@ def check_site(asked: CheckSite) -> dict[str, Any]:
         "declared_train": declared,
         "other_packages": find_other_packages(opened.terms.versions, own_versions),
         **{key: facts[key] for key in ("uploads", "bytes_up", "bytes_down")},
+        "bytes_before_rounds": opened.terms.most_bytes("setup"),
+        "bytes_after_rounds": opened.terms.most_bytes("personalize"),
+        "most_attempts": len(opened.terms.sites),
     }
 
 

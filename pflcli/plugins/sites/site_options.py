@@ -34,8 +34,8 @@ class CheckSite(Options):
 class ServeSite(Options):
     """Answer all messages to a site until the last one; its samples never leave it.
 
-    Only model updates leave, with their weights and training losses. After the last round, DIR has the predictions of
-    the site, for `pfl predict`, `pfl evaluate` and `pfl export`. The same command continues.
+    Nothing leaves but what `pfl site check` shows. After the last round, DIR has the predictions of the site, for
+    `pfl predict`, `pfl evaluate` and `pfl export`. The same command continues.
 
     Examples:
         pfl site serve site --at exchange

@@ -47,7 +47,15 @@ def _describe(facts: Mapping[str, Any]) -> Iterator[str]:
     yield f"in a round, '{facts['client']}' sends {facts['bytes_up']:,} bytes, and receives {facts['bytes_down']:,}:"
     for each in facts["uploads"]:
         yield f"  {each['tensor']}  {each['type']}  {'x'.join(map(str, each['shape'])) or 'number'}"
-    yield "  with the weight of the update, training losses, whether training diverged, and versions; no sample"
+    for when, count in (
+        ("before the first round", "bytes_before_rounds"),
+        ("after the last round", "bytes_after_rounds"),
+    ):
+        if facts[count]:
+            yield f"  {when}, it sends {facts[count]:,} bytes of these"
+    yield "  with weights, training losses, whether training diverged, and versions; no sample"
+    attempts = counted(facts["most_attempts"], "attempt")
+    yield f"  the server may repeat a round without sites that drop out, {attempts} at most"
     if facts["uploads"]:
         yield "  updates can reveal samples: docs/deployment.md says what the server learns from one"
     if facts["train"] != facts["declared_train"]:

@@ -226,3 +226,19 @@ def test_one_answer_tells_class_counts_and_the_record_of_an_only_patient(world, 
     (own,) = np.asarray(data.x[rows])[np.asarray(data.y[rows]) == 0]
     assert record == pytest.approx(own * scale["sd"] + scale["mean"], abs=1e-4)
     assert record[book["features"].index("age")] == pytest.approx(56, abs=1e-4)
+
+
+def test_a_site_is_shown_what_it_sends_before_and_after_the_rounds(world, tmp_path, pfl):
+    settings = {"model": "mlp", "rounds": 1, "participation": 1.0}
+    shown = {}
+    for name in ("feddbe", "fedattn"):
+        personalize(name, world / "pilot", tmp_path / name, settings=settings, threads=1)
+        create_federation(tmp_path / name, tmp_path / f"fed {name}", execution=ONE)
+        own = partition("heart-disease", tmp_path / f"own {name}", like=tmp_path / f"fed {name}", client=CLIENT)
+        shown[name] = pfl("site", "check", own.path, tmp_path / f"fed {name}", "-o", tmp_path / f"site {name}").err
+    representation = f"it sends {200 * 4} bytes of these"  # of an mlp, as float32
+    assert f"before the first round, {representation}" in shown["feddbe"]
+    assert "after the last round" not in shown["feddbe"]
+    assert f"after the last round, {representation}" in shown["fedattn"]
+    assert "before the first round" not in shown["fedattn"]
+    assert all("4 attempts at most" in text for text in shown.values())

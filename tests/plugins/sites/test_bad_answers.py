@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from worlds_of_sites import BOTH, digest, make_world, put_number, rewrite
+from worlds_of_sites import BOTH, GROUPS, digest, make_world, put_number, rewrite
 
+from pflcli.core.errors import InputError
 from pflcli.plugins.sites import exchange
 from pflcli.plugins.sites.endpoints import Server
 from pflcli.plugins.sites.exchange import Inbox
@@ -277,6 +278,15 @@ def test_a_weight_counts_at_most_the_agreed_number_of_samples(weight, opened, as
     assert all(word in line for word in ("'a'", f"{weight:g}", f"{agreed:g}"))
 
 
+def test_the_versions_of_a_site_begin_no_line_of_the_log(opened):
+    opened.deliver()
+    with_head(lambda head: head["versions"].update(torch="2\nround 9: loss 0.1"))(opened.files["a"])
+    opened.inbox.look()
+    (line,) = opened.said
+    assert "last bits may differ" in line
+    assert "\n" not in line
+
+
 @pytest.mark.parametrize("name", ["fedala", "fedavg", "scaffold"])
 def test_a_round_without_an_upload_changes_nothing(name, tmp_path):
     """Sites may say that their clients have nothing to send, as those of pfedgp do whose samples have one class."""
@@ -301,3 +311,58 @@ def test_a_round_without_an_upload_changes_nothing(name, tmp_path):
     for key, value in server.progress.state["global"].items():
         assert torch.equal(value, before[key])
     assert server.rounds == 1
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_round_of_one_kind_takes_no_answer_of_another_kind(number, tmp_path):
+    """In its warm-up, fedattn has one channel with a model; afterwards three, the first with a representation."""
+    world = make_world("fedattn", tmp_path, participation=1.0, options={"warmup": 1})
+    server, site = world.make_server(), world.make_site("a")
+    questions, paths = world.write_questions(server)
+    answer = site.answer(paths["a"])
+    warm_up, later = world.terms.patterns["round"]
+    (dtype, shape) = later.channels[0].layout["z"]
+    clients = [0, 1]
+
+    def change(head, entries, data):
+        sent = [{"client": client, "weight": 1.0, "loss": 0.0} for client in clients]
+        if number == 0:  # the representations of the other kind
+            entries.clear()
+            size = shape[0] * dtype.itemsize
+            for place, client in enumerate(clients):
+                entries[f"0/{client}/z"] = {
+                    "dtype": "F32",
+                    "shape": list(shape),
+                    "data_offsets": [place * size, (place + 1) * size],
+                }
+            return bytes(len(clients) * size)
+        head["channels"].append({"number": 1, "sent": sent})  # a channel without tensors
+        return data
+
+    rewrite(answer, change)
+    assert len(warm_up.channels) == 1
+    with pytest.raises(InputError):
+        server.check(answer, questions["a"], digest(paths["a"]))
+
+
+@pytest.mark.parametrize("cluster", [4, 1 << 62])
+def test_a_client_that_chooses_no_cluster_drops_out_of_the_round(cluster, tmp_path):
+    world = make_world("ifca", tmp_path, GROUPS["1 client a site"], participation=1.0, rounds=1)
+    server, sites = world.make_server(), {site: world.make_site(site) for site in world.sites}
+    questions, paths = world.write_questions(server)
+    answers = {}
+
+    def lie(head, entries, data):
+        begin, end = entries["0/0/cluster"]["data_offsets"]
+        return data[:begin] + np.asarray([cluster], np.int64).tobytes() + data[end:]
+
+    for site in questions:
+        answer = sites[site].answer(paths[site])
+        if site == "site 0":
+            rewrite(answer, lie)
+        answers[site] = server.check(answer, questions[site], digest(paths[site]))
+    row = server.close(answers)
+    assert (row["clients"], row["diverged"]) == (5, [0])
+    _, state, _ = next(iter(world.simulate({0: [0]})))
+    for name, value in state["models"].items():
+        assert torch.equal(value, server.progress.state["models"][name])

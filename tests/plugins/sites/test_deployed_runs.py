@@ -133,6 +133,11 @@ def test_methods_with_several_exchanges_have_the_bytes_of_the_simulation(name, g
     compare(make_world(name, tmp_path, GROUPS[groups], rounds=4), restarts=restarts)
 
 
+@pytest.mark.parametrize("name", ["fedattn", "fedham"])
+def test_rounds_of_several_kinds_have_the_bytes_of_the_simulation(name, tmp_path):
+    compare(make_world(name, tmp_path, GROUPS["1 client a site"], rounds=3, participation=1.0, options={"warmup": 1}))
+
+
 @pytest.mark.parametrize("name", ["fedamp", "fedattn", "fedham", "panm"])
 def test_sites_that_vanish_from_a_round_with_several_exchanges_drop_out(name, tmp_path):
     world = make_world(name, tmp_path, rounds=4, participation=1.0)
@@ -186,6 +191,18 @@ def test_a_killed_server_continues_its_attempt(tmp_path):
     again = world.make_server()
     assert again.ask() == server.ask()
     row = world.play(again, {site: world.make_site(site) for site in world.sites})
+    assert (row["clients"], row["dropped"]) == (5, 1)
+
+
+def test_a_killed_server_continues_without_the_sites_that_were_gone(tmp_path):
+    """The others have answered what the server asked without the one whose answer is there now."""
+    world = make_world("fedattn", tmp_path, GROUPS["1 client a site"], rounds=1, participation=1.0)
+    server, sites = world.make_server(), {site: world.make_site(site) for site in world.sites}
+    world.exchange_once(server, sites, late=("site 4",))
+    _, paths = world.write_questions(server)
+    for site, path in paths.items():
+        sites[site].answer(path)
+    row = world.play(world.make_server(), {site: world.make_site(site) for site in world.sites})
     assert (row["clients"], row["dropped"]) == (5, 1)
 
 
