@@ -253,7 +253,6 @@ class Server:
 
     def _hash_deliveries(self) -> list[dict[int, str]]:
         """Return the hash of what each client receives in the last play, by delivery."""
-        self._asked = np.union1d(self._asked, self._place.asked)
         return [_hash_packages(packages) for _, packages in self._place.deliveries]
 
     def _is_stale(self, hashes: list[dict[int, str]]) -> bool:
@@ -270,6 +269,7 @@ class Server:
 
     def _questions(self, hashes: list[dict[int, str]]) -> dict[str, Question]:
         asked, first = set(self._place.asked.tolist()), len(self._delivered)
+        self._asked = np.union1d(self._asked, self._place.asked)
         self._delivered, self._number = hashes, max(self._number + 1, self.phase)
         questions = {}
         for site, clients in self.terms.sites.items():
@@ -449,7 +449,8 @@ class Server:
                 with self.progress.round(run):
                     state = self.progress.state
                     self.progress.state, row = loop.play_round(run, self.terms.method, self._method, state, number - 1)
-                    self._require_delivered()
+                    if not run.attendance.all_absent:  # else the round is undone, with what it would have delivered
+                        self._require_delivered()
                     self.progress.rows.append(row)
             else:
                 self._place.asked = np.setdiff1d(run.clients, [*self._place.gone])
