@@ -260,6 +260,8 @@ ALLOWED = {
     "plugins/page/in_memory.py": "pictures of the classes of clients, and of accuracy by round",
     "plugins/page/runs.py": "pictures of the classes of clients, and of accuracy by round",
     "evaluation/round_costs.py": "rounds to an accuracy",
+    "evaluation/records.py": "counts by class",
+    "plugins/audits/update_attack.py": "counts of classes",
     "evaluation/coverage.py": "sets of classes, or intervals of numbers",
     "evaluation/scoring.py": "shares of the most frequent class",
     "evaluation/summary.py": "gains of errors in per cent",

@@ -49,7 +49,7 @@ from pflcli.core.errors import InputError
 GROUP = "pflcli.plugins"
 """The package of the plug-ins of pfl, and the group of entry points of others."""
 _PARTS = {
-    "audits": ("audit",),
+    "audits": ("audit", "leakage"),
     "checks": ("check", "new"),
     "claims": ("verdicts", "verify"),
     "demo": ("demo",),

@@ -131,7 +131,7 @@ def test_a_silent_site_does_not_block_the_others_in_flower(exchange, monkeypatch
     # The server goes on without the silent site, which answers the next question when it is back.
     answer_file(folder(world, NAMES[2]), 1).touch()
     paths = {name: question_file(folder(world, name), 1) for name in NAMES}
-    questions, _ = server.ask()
+    questions = server.ask()
     server.close({n: server.check(answer_file(paths[n].parent, 1), questions[n], digest(paths[n])) for n in answered})
     world.write_questions(server)
     grid.is_silent = False
