@@ -31,7 +31,6 @@ class CreateFederation(Options):
     settings say what they run. The federation contains no sample.
 
     Examples:
-        pfl federation create runs/fedavg -o fed
         pfl federation create runs/c --method fedala --seed 0 -o fed
         pfl federation create agreed.toml --method fedala --rounds 20 -o fed
     """
