@@ -80,7 +80,8 @@ def test_report_says_what_leaves_the_sites_of_a_federation(small, tmp_path):
     assert text.count("<section") == 1
     for name, count in agreed["clients"].items():
         assert f"<tr><td>{name}</td><td>{count}</td></tr>" in text
-    uploads = open_one(federation).manifest.request["upload"]
+    (channel,) = open_one(federation).manifest.request["exchange"]["round"][0]["channels"]
+    uploads = channel["tensors"]
     assert agreed["bytes_up"] == sum(int(np.prod(shape)) * np.dtype(kind).itemsize for _, kind, shape in uploads)
     assert all(f"<td>{name}</td><td>{kind}</td>" in text for name, kind, _ in uploads)
     (stored,) = json.loads((page.data / "report.json").read_text())["federations"]
