@@ -1,6 +1,6 @@
 """Write docs/atlas.md: which of fifteen methods is ahead on which federation, from stored scores.
 
-    python docs/reference.py
+    python docs/reference.py      # docs/choosing.md and README's evidence too (docs/evidence.py)
 
 docs/results/atlas.toml lists the federations and methods, and docs/results/scores has the scores of those that
 examples/atlas.sh has finished. Ranks and their comparison follow Demšar (2006),
