@@ -290,12 +290,13 @@ def answer(atlas: Atlas) -> list[str]:
         first = atlas.by_rank[0]
         _, reach = _rank_interval(atlas, first)
         means = atlas.ranks.mean(axis=0)
-        level = int((means - means.min() < _difference(atlas)).sum()) - 1
+        others = len(atlas.methods) - 1
+        apart = int((means - means.min() >= _difference(atlas)).sum())
         many = len({*best})
         lines.append(
             (f"**No method is best everywhere**: {many} are best somewhere. " if many > 1 else "")
             + f"`{first}` has the best mean rank over {n} federations, {means.min():.1f} of {len(atlas.methods)} "
-            f"{_bounds(reach)}; {level} of the {len(atlas.methods) - 1} others are not shown to differ from it."
+            f"{_bounds(reach)}. It is shown to be ahead of {apart} of the {others} others."
         )
     regrets = atlas.regrets.mean(axis=0)
     least = atlas.methods[int(regrets.argmin())]
@@ -442,8 +443,8 @@ def list_limits(atlas: Atlas) -> list[str]:
         f"{_count(len(atlas.federations))} federations of {len(sources)} sources were chosen by us, not drawn "
         "from those that there are. Intervals over them assume that yours is like them. A mean rank also depends on "
         "which methods are ranked.",
-        f"Of {', '.join(rare)} there is one federation each, which shows what can happen, not what does"
-        + (f"; of {', '.join(never)} none." if never else "."),
+        f"A single federation stands for {' and for '.join(rare)}: it shows what can happen, not what does"
+        + (f". None stands for {' or for '.join(never)}." if never else "."),
         f"On {shaped} of them (\\*) defaults of methods, ours among them, were chosen. Methods are tuned on each, but "
         "only within grids that contain their defaults.",
         "Three seeds vary initial weights and training on one partition: options are tuned on its validation samples, "

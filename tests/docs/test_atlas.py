@@ -111,7 +111,8 @@ def test_ranks_and_regrets_of_a_small_table(atlas, tmp_path):
     assert found.by_rank == ["alone", "gaussian-head", "fedavg"]
     assert found.measured[0].gain("alone", "fedavg") == (pytest.approx(20), pytest.approx((20, 20)))
     lines = " ".join(atlas.answer(found))
-    assert "2 are best somewhere. `alone` has the best mean rank over 3 federations, 1.7 of 3" in lines
+    assert "2 are best somewhere. `alone` has the best mean rank over 3 federations, 1.7 of 3 [1.0, 3.0]. " in lines
+    assert "It is shown to be ahead of 0 of the 2 others." in lines
     assert (
         "`gaussian-head` costs least: 13.0 points behind the best method on average, and at worst 19.0 (two)" in lines
     )
