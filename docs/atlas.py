@@ -443,8 +443,8 @@ def list_limits(atlas: Atlas) -> list[str]:
         f"{_count(len(atlas.federations))} federations of {len(sources)} sources were chosen by us, not drawn "
         "from those that there are. Intervals over them assume that yours is like them. A mean rank also depends on "
         "which methods are ranked.",
-        f"A single federation stands for {' and for '.join(rare)}: it shows what can happen, not what does"
-        + (f". None stands for {' or for '.join(never)}." if never else "."),
+        f"With {', '.join(rare)} there is one federation each: it shows what can happen, not what does"
+        + (f". With {', '.join(never)} there is none." if never else "."),
         f"On {shaped} of them (\\*) defaults of methods, ours among them, were chosen. Methods are tuned on each, but "
         "only within grids that contain their defaults.",
         "Three seeds vary initial weights and training on one partition: options are tuned on its validation samples, "

@@ -115,9 +115,13 @@ def store(name: str, comparison: Path, results: Path) -> int:
     rows = [dict(zip(heading, row, strict=True)) for row in body]
     unfinished = sorted({row["method"] for row in rows if row["unfinished"]})
     if unfinished:
+        folder, own = comparison.parent, [each for each in unfinished if each != "fedavg"]
+        again = [folder / "comparison", *(folder / part / each for each in own for part in ("tune", "seed-*"))]
+        remedy = "--rounds" if own != unfinished else " ".join(f"--set {each}.training.rounds=N" for each in own)
+        removed = " ".join(map(str, again if own == unfinished else [folder]))
         print(
             f"{name}: not stored, because the training of {', '.join(unfinished)} is not finished: "
-            f"raise --rounds of {name} in the table, or add --set METHOD.training.rounds=N",
+            f"raise {remedy} in the table, then type rm -r {removed} and this command again",
             file=sys.stderr,
         )
         return 1

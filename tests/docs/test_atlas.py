@@ -246,7 +246,10 @@ def test_unfinished_training_is_not_stored(script, tmp_path):
     (tmp_path / "comparison").mkdir()
     (tmp_path / "comparison" / "runs.csv").write_text("method,unfinished\nfedavg,\nditto,0.03\n")
     message = script(tmp_path / "atlas.toml", "store", "writers", tmp_path / "comparison", code=1)
-    assert "ditto is not finished" in message
+    assert "ditto is not finished: raise --set ditto.training.rounds=N in the table" in message
+    assert (
+        f"rm -r {tmp_path}/comparison {tmp_path}/tune/ditto {tmp_path}/seed-*/ditto and this command again" in message
+    )
     assert not [*tmp_path.glob("atlas-*")]
 
 
