@@ -81,13 +81,16 @@ class Federation:
     def gain(self, method: str, over: str, tried: int = 1) -> tuple[float, Interval]:
         """Return the mean gain of a method over another in points, and its interval, corrected for ``tried`` methods.
 
-        It is that of ``pfl compare``, paired by client; a client has the same number under every seed.
+        It is that of ``pfl compare``, paired by client, over the seeds that both have; a client has the same number
+        under every seed.
         """
         assert self.clients is not None
         differences, samples, clients = [], [], []
         means: dict[str, list[float]] = {}
         for _, part in self.clients[self.clients["n_test"] > 0].groupby("seed"):
-            scores = part.pivot(index="client", columns="method", values="accuracy")
+            scores = part.pivot(index="client", columns="method", values="accuracy").reindex(columns=[*self.accuracies])
+            if scores[[method, over]].isna().any(axis=None):
+                continue  # one of them has no run with this seed
             n = part.groupby("client")["n_test"].first().to_numpy(float)
             differences.append((scores[method] - scores[over]).to_numpy(float))
             samples.append(n)
@@ -324,11 +327,11 @@ def answer(atlas: Atlas) -> list[str]:
         lines.append(f"**{_KINDS[shift].capitalize()}** ({_count(len(places)).lower()}): {', '.join(leading)}.")
     for each in measured:
         if not each.shaped:
-            order = sorted(atlas.methods, key=lambda name: -each.accuracies[name])
-            places_of = [f"`{name}` {order.index(name) + 1}" for name in atlas.own if name in order]
+            placed = sorted(atlas.methods, key=lambda name: -each.accuracies[name])
+            places_of = [f"`{name}` {placed.index(name) + 1}" for name in atlas.own if name in placed]
             lines.append(
                 f"**Our own methods on {each.name}**, which shaped no default, are in the places "
-                f"{', '.join(places_of)} of {len(order)}."
+                f"{', '.join(places_of)} of {len(placed)}."
             )
     return lines
 

@@ -5,7 +5,8 @@
 #   bash examples/atlas.sh NAME... --root FOLDER                    some; two side by side take two cores
 #   bash examples/atlas.sh estimate [NAME...] --root FOLDER         only what each takes at most, by method
 #
-# docs/results/atlas.toml has the federations, the methods and the options; --settings FILE is another such table.
+# Type it in the folder of the repository. docs/results/atlas.toml has the federations, the methods and the options;
+# --settings FILE is another such table, beside which scores are then stored.
 # --weights, for cifar10, is a state dict of torchvision's mobilenet_v2. More options: examples/papers/setup.sh.
 #
 # Each federation has one partition, drawn with the first seed. On its validation samples each method is tuned by

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from pflcli.core import registry
 
@@ -155,6 +156,18 @@ def test_page_says_which_federations_are_missing(atlas, tmp_path, names):
     assert "What this cannot say" in page
 
 
+def test_gain_is_over_the_seeds_that_both_methods_have(atlas, tmp_path):
+    """Under seed 1, alone has no run; with one seed, a gain that all clients have has no error."""
+    path = write_scores(tmp_path, ["one"])
+    for part in ("runs", "clients"):
+        file = tmp_path / "scores" / f"atlas-one.{part}.csv"
+        text = file.read_text()
+        file.write_text(re.sub(r"^alone,1,.*\n", "", text, flags=re.M).replace("alone,0,0.7\n", "alone,0,0.6\n"))
+    found = atlas.Atlas.read(path).measured[0]
+    assert found.accuracies["alone"] == pytest.approx(60)
+    assert found.gain("alone", "fedavg") == (pytest.approx(20), pytest.approx((20, 20)))
+
+
 def test_scores_without_a_method_are_refused(atlas, tmp_path):
     path = write_scores(tmp_path, ["one"])
     runs = tmp_path / "scores" / "atlas-one.runs.csv"
@@ -231,14 +244,33 @@ def test_estimate_counts_trials_and_seeds():
 
 
 def test_table_of_federations_has_existing_methods_and_words(script):
-    assert script(RESULTS / "atlas.toml", "names").split() == [
-        *dict.fromkeys(script(RESULTS / "atlas.toml", "names").split())
-    ]
-    assert len(script(RESULTS / "atlas.toml", "names").split()) == 11
+    names = script(RESULTS / "atlas.toml", "names").split()
+    assert len(names) == 11
     words = script(RESULTS / "atlas.toml", "compare", "writers").split()
     assert {*words[-1].split(",")} <= {*registry.names("methods"), "stack"}
     assert len(words[-1].split(",")) == 16
+    files = [
+        word for name in names for word in script(RESULTS / "atlas.toml", "compare", name).split() if word[0] == "."
+    ]
+    assert files == ["./examples/characters.py"]
+    assert (ROOT / files[0]).exists()
     assert "has hospitals, few-samples" in script(RESULTS / "atlas.toml", "compare", "writer", code=2)
+
+
+def test_network_of_characters_reads_the_last_eight():
+    """Its parameters: 80 embeddings of 8, layers from 64 to 200, to 200 and to 80, with their biases."""
+    spec = importlib.util.spec_from_file_location("characters", ROOT / "examples" / "characters.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    net = module.Characters(80, 80)
+    x = torch.arange(40).reshape(2, 20)
+    changed = x.clone()
+    changed[:, :12] = 0
+    assert torch.equal(net(x), net(changed))
+    changed[:, 12] = 0
+    assert not torch.equal(net(x), net(changed))
+    assert net(x).shape == (2, 80)
+    assert sum(p.numel() for p in net.parameters()) == 80 * 8 + 65 * 200 + 201 * 200 + 201 * 80
 
 
 def test_unfinished_training_is_not_stored(script, tmp_path):
