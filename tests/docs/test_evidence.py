@@ -53,6 +53,13 @@ def test_scores_of_the_atlas_replace_older_tables_of_their_kind_of_shift(evidenc
     assert not [row for row in rows if "have **different classes**" in row and "Fashion-MNIST" in row]
 
 
+def test_every_kind_of_shift_is_described(evidence):
+    found = evidence.atlas.Atlas.read()
+    shifts = {shift for federation in found.federations for shift in federation.shift}
+    assert shifts <= {*evidence.atlas._KINDS}
+    assert shifts <= {*evidence._CLIENTS}
+
+
 def read_cells(path):
     """Return the names and the numbers of a stored table; a name is the first cell of a row or of a column."""
     with path.open(encoding="utf-8", newline="") as file:
