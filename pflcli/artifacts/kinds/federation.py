@@ -8,6 +8,9 @@ phase; and a hash of ``codebook.json``, which has the names of clients and class
 ``then``, these are the rounds of a backbone, from which clients predict by another method: its ``method``, ``options``,
 ``settings``, ``seed`` and, if it needs one, the options of its ``datastore`` and the ``layer`` that represents samples
 in it. ``agreement`` is the hash of the table of columns that sites agreed on, if there was no run.
+
+With several ``runs``, each of them has these by its name, ``seed-N/METHOD``, in place of the request; and ``scores``
+are those that sites send of their test samples: ``metric``, the ``positive`` class, and the ``baseline`` of gains.
 """
 
 from __future__ import annotations
@@ -40,8 +43,7 @@ def read_exchange(artifact: Artifact) -> dict[str, Any]:
     each tensor that leaves a site in a round; and ``bytes_up`` and ``bytes_down`` of a client in a round.
     """
     request = artifact.manifest.request
-    earlier = {"deliveries": request.get("downloads", []), "channels": [{"tensors": request.get("upload", [])}]}
-    exchange = request.get("exchange", {"round": [earlier]} if request.get("upload") else {})
+    exchange = request["exchange"]
     channels = [each["tensors"] for kinds in exchange.values() for kind in kinds for each in kind["channels"]]
     uploads = [*{json.dumps(tensor): tensor for each in channels for tensor in each}.values()]
     rounds = exchange.get("round", [])
@@ -73,5 +75,6 @@ def describe(manifest: Manifest) -> list[str]:
     return [
         describe_name(request.get("then", request).get("method")),
         describe_name(request.get("settings", {}).get("model"), "model"),
+        describe_count(len(request["runs"]) if "runs" in request else None, "run"),
         describe_count(summary.get("clients"), "client"),
     ]
