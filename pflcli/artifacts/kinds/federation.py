@@ -9,8 +9,7 @@ phase; and a hash of ``codebook.json``, which has the names of clients and class
 ``settings``, ``seed`` and, if it needs one, the options of its ``datastore`` and the ``layer`` that represents samples
 in it. ``agreement`` is the hash of the table of columns that sites agreed on, if there was no run.
 
-With several ``runs``, each of them has these by its name, ``seed-N/METHOD``, in place of the request; and ``scores``
-are those that sites send of their test samples: ``metric``, the ``positive`` class, and the ``baseline`` of gains.
+Several ``runs`` have theirs by name, ``seed-N/METHOD``; ``scores`` are those of sites: ``metric``, ``positive`` and so on.
 """
 
 from __future__ import annotations
@@ -43,10 +42,11 @@ def read_exchange(artifact: Artifact) -> dict[str, Any]:
     each tensor that leaves a site in a round; and ``bytes_up`` and ``bytes_down`` of a client in a round.
     """
     request = artifact.manifest.request
-    exchange = request["exchange"]
-    channels = [each["tensors"] for kinds in exchange.values() for kind in kinds for each in kind["channels"]]
+    channels = [
+        each["tensors"] for kinds in request["exchange"].values() for kind in kinds for each in kind["channels"]
+    ]
     uploads = [*{json.dumps(tensor): tensor for each in channels for tensor in each}.values()]
-    rounds = exchange.get("round", [])
+    rounds = request["exchange"].get("round", [])
     return {
         "method": request.get("then", request)["method"],
         "rounds": request["settings"]["rounds"] if rounds else 0,

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pflcli.artifacts.reader import open_artifact
 from pflcli.cli import console, results
 from pflcli.cli.from_options import Terminal
 from pflcli.core.wording import as_typed, counted, listed
@@ -38,6 +37,8 @@ def show_run(
     facts: Mapping[str, Any], asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
 ) -> None:
     """Print the table of several runs, and the path of what was written."""
+    from pflcli.artifacts.reader import open_artifact
+
     if "runs" in facts and not quiet:
         console.artifact(open_artifact(Path(facts["path"])), to_stderr=True)
     show_path(facts, asked, execution, as_json=as_json, quiet=quiet)
