@@ -96,6 +96,7 @@ def test_keep_freed_memory_does_nothing_on_macos_or_without_mallopt(monkeypatch)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
     process_settings.keep_freed_memory()  # musl has no mallopt
     library = Library(mallopt=lambda *_: 1)
+    monkeypatch.setattr(process_settings, "_ask_for_huge_pages", lambda: None)
     monkeypatch.setattr(sys, "platform", "darwin")
     process_settings.keep_freed_memory()
     assert library.calls == []
@@ -129,6 +130,37 @@ thread.join()
 """
     faults = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert int(faults[1]) < 100
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="this C library has no mallopt")
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="Linux has no huge pages")
+def test_keep_freed_memory_asks_for_huge_pages_once():
+    code = """
+import re, torch
+from pathlib import Path
+from pflcli.core.engine.process_settings import keep_freed_memory
+
+def pages():
+    areas = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) |^VmFlags: (.*)", Path("/proc/self/smaps").read_text(), re.M)
+    pairs = zip(areas[::2], areas[1::2])  # the addresses of an area, and its flags
+    return [(int(start, 16), int(end, 16)) for (start, end, _), (*_, flags) in pairs if "hg" in flags.split()]
+
+assert not pages()
+keep_freed_memory()
+areas = pages()
+keep_freed_memory()
+middle = torch.ones(16 << 20)[8 << 20 :].data_ptr()
+print(len(areas), pages() == areas, any(start <= middle < end for start, end in areas))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["1", "True", "True"]
+
+
+def test_keep_freed_memory_works_where_memory_cannot_be_reserved(monkeypatch):
+    library = Library(malloc=lambda size: None)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    process_settings._ask_for_huge_pages.__wrapped__()
+    assert len(library.calls) == 1
 
 
 @pytest.mark.parametrize("how", ["no /proc", "unknown names", "no sysconf"])

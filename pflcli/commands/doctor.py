@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -55,15 +54,11 @@ def doctor() -> list[dict[str, Any]]:
         "HDF5": _hdf5,
         "charts": _charts,
     }.items():
-        checks.append(_run_check(name, probe))
+        try:
+            checks.append({"check": name, "found": probe(), "ok": True})
+        except Exception as error:  # a broken installation may raise anything; the error is the result
+            checks.append({"check": name, "found": f"{type(error).__name__}: {error}", "ok": False})
     return checks
-
-
-def _run_check(name: str, probe: Callable[[], str]) -> dict[str, Any]:
-    try:
-        return {"check": name, "found": probe(), "ok": True}
-    except Exception as error:  # a broken installation may raise anything; the error is the result
-        return {"check": name, "found": f"{type(error).__name__}: {error}", "ok": False}
 
 
 def _device() -> str:

@@ -81,12 +81,13 @@ def _entry(card: registry.Card, root: Path | None) -> dict[str, Any]:
             "options": ", ".join(f"{o.name}={_default(o)}" for o in card.options),
         }
     elif card.group == "datasets":
+        needed = " and ".join(facts.get("MADE_FROM", ())) or " or ".join(facts.get("FILES", ()))
         fields = {
             "classes": facts.get("CLASSES", ""),
             "shape": facts.get("SHAPE", ""),
             "licence": facts.get("LICENCE", ""),
             "options": ", ".join(f"{o.name}={_default(o)}" for o in card.options),
-            "found": ", ".join(_places(card, root)) or f"no: --root with {_needed_files(card)}",
+            "found": ", ".join(_places(card, root)) or f"no: --root with {needed}",
         }
     elif card.group == "models":
         fields = {"takes": ", ".join(facts.get("TAKES", ())), "representation": facts.get("REPRESENTATION", "")}
@@ -103,7 +104,3 @@ def _places(card: registry.Card, root: Path | None) -> list[str]:
     embedded = "Path(__file__).parent" in registry.path("datasets", card.name).read_text(encoding="utf-8")
     files = [name for name in card.facts.get("FILES", ()) if root is not None and any(root.glob(name))]
     return [*([f"with {registry.origin('datasets', card.name)}"] if embedded else []), *files]
-
-
-def _needed_files(card: registry.Card) -> str:
-    return " and ".join(card.facts.get("MADE_FROM", ())) or " or ".join(card.facts.get("FILES", ()))

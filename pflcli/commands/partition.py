@@ -312,13 +312,11 @@ def _round(value: float) -> float | None:
     return None if math.isnan(value) else round(value, 4)
 
 
-def _describe_kind(result: artifact.Partition) -> str:
-    return f"of {result.classes} classes" if result.labels.kind == CLASSES else f"with a {result.labels.kind} as label"
-
-
 def _report(summary: dict[str, Any], result: artifact.Partition, samples: Samples, execution: Execution) -> None:
+    kind = result.labels.kind
+    described = f"of {result.classes} classes" if kind == CLASSES else f"with a {kind} as label"
     execution.reporter.say(
-        f"{counted(summary['samples'], 'sample')} {_describe_kind(result)}, "
+        f"{counted(summary['samples'], 'sample')} {described}, "
         f"{counted(summary['clients'], 'client')} with "
         f"{summary['smallest']} / {summary['median']:g} / {summary['largest']} samples (min / median / max)"
     )

@@ -33,7 +33,7 @@ def mix(weights: Tensor, models: Tensor, out: Tensor) -> None:
     if products is None:
         torch.mm(weights, models, out=out)
     else:
-        products.multiply(weights, models, out, near=False)()
+        products.multiply(weights, models, out)()
 
 
 def mix_sparse(weights: Tensor, models: Tensor, out: Tensor) -> None:

@@ -6,6 +6,7 @@ import ctypes
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 
@@ -14,6 +15,9 @@ MMAP_MAX, ARENA_MAX, TRIM_THRESHOLD = 0, 1, 512 << 20
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 """Parameters of mallopt(3)."""
+
+_HUGE_PAGE, _MADV_HUGEPAGE = 2 << 20, 14
+"""Bytes of a huge page, and the advice of madvise(2) that asks for such pages."""
 
 
 def keep_freed_memory() -> None:
@@ -26,11 +30,23 @@ def keep_freed_memory() -> None:
     """
     if not sys.platform.startswith("linux"):
         return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_MAX, MMAP_MAX)
-        mallopt(_M_ARENA_MAX, ARENA_MAX)
-        mallopt(_M_TRIM_THRESHOLD, TRIM_THRESHOLD)
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        library.mallopt(_M_MMAP_MAX, MMAP_MAX)
+        library.mallopt(_M_ARENA_MAX, ARENA_MAX)
+        library.mallopt(_M_TRIM_THRESHOLD, TRIM_THRESHOLD)
+        _ask_for_huge_pages()
+
+
+@cache  # once per process
+def _ask_for_huge_pages() -> None:
+    """Ask Linux for pages of 2 MB for what glibc allocates next: pages of 4 kB make rounds up to a tenth slower."""
+    library, size = ctypes.CDLL(None), TRIM_THRESHOLD // 2
+    library.malloc.restype = ctypes.c_void_p
+    if block := library.malloc(ctypes.c_size_t(size)):  # the end of the heap; no page of it is used yet
+        first = -(-block // _HUGE_PAGE) * _HUGE_PAGE
+        library.madvise(ctypes.c_void_p(first), ctypes.c_size_t(block + size - first), _MADV_HUGEPAGE)
+        library.free(ctypes.c_void_p(block))
 
 
 @contextmanager

@@ -114,7 +114,8 @@ def create(name: str, in_shape: tuple[int, ...], classes: int, seed: int, *, tok
     model, kinds = None if _is_class(name) else _load(name), _kinds(in_shape, tokens)
     accepted = tuple(KINDS) if model is None else model.TAKES
     if not set(kinds) & set(accepted):
-        fit = [f"--model {other}" for other in registry.names("models") if set(kinds) & set(_accepted_kinds(other))]
+        takes = {other: registry.card("models", other).facts.get("TAKES", KINDS) for other in registry.names("models")}
+        fit = [f"--model {other}" for other, own in takes.items() if set(kinds) & set(own)]
         actual = f"{kinds[0]} of {_shape(in_shape)}" if kinds else f"samples of {_shape(in_shape)}"
         raise UsageError(f"model {name} takes {' or '.join(accepted)}, not {actual}", " or ".join(fit[:3]))
     family, colon, member = name.partition(":")
@@ -142,10 +143,6 @@ def _kinds(in_shape: tuple[int, ...], tokens: bool | None) -> list[str]:
 def _load(name: str) -> Model:
     model: Model = registry.load("models", name, Model)
     return model
-
-
-def _accepted_kinds(name: str) -> tuple[str, ...]:
-    return tuple(registry.card("models", name).facts.get("TAKES", KINDS))
 
 
 def _shape(in_shape: tuple[int, ...]) -> str:

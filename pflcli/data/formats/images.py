@@ -323,7 +323,8 @@ def _read_pixels(source: Path | bytes, name: str, decoding: Decoding) -> tuple[N
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # twice as many pixels are an error
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=_formats()) as opened:
-            require_room(name, opened.width * opened.height * _count_pixel_bytes(opened), stored)
+            bytes_per_pixel = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2}.get(opened.mode, 4)
+            require_room(name, opened.width * opened.height * bytes_per_pixel, stored)
             _choose_frame(opened, name, decoding.frame)
             is_16_bit = opened.mode.startswith("I;16") or (opened.mode == "I" and opened.format in ("PNG", "PPM"))
             # Rotate as a viewer does: cameras store their orientation.
@@ -333,11 +334,6 @@ def _read_pixels(source: Path | bytes, name: str, decoding: Decoding) -> tuple[N
                 image = image.resize((decoding.resize, decoding.resize), Image.Resampling.BILINEAR)
             brightest = int(np.asarray(turned).max()) if is_16_bit else None
             return np.array(image, dtype=np.uint8), brightest
-
-
-def _count_pixel_bytes(image: Any) -> int:
-    """Return the bytes of one pixel in Pillow's memory."""
-    return {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2}.get(image.mode, 4)
 
 
 def _choose_frame(image: Any, name: str, frame: int | None) -> None:

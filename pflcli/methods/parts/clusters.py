@@ -76,7 +76,8 @@ def _own_models(run: Run, models: Stacked, here: NDArray[np.int64], cluster: NDA
 def _stack_initial(initial: Mapping[int, Params], clients: NDArray[np.int64]) -> Stacked:
     """Return a read-only stack (n, ...) with the model from which each of these clients trains."""
     models = [initial[client] for client in clients.tolist()]
-    if all(model is models[0] for model in models):
+    # A new client has a view of its own of the model that it chose.
+    if len({tuple(value.data_ptr() for value in model.values()) for model in models}) == 1:
         return parameters.repeat(models[0], len(models))
     return parameters.stack(models)
 

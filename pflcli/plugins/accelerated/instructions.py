@@ -494,7 +494,7 @@ def _elimination(*, scales: bool) -> Callable[..., None]:
                 from_a = [vec.at(a, values[1], bld.add(place_a, bld.mul(a_row, INT(r)))) for r in range(together)]
                 to_c = [vec.at(c, values[8], bld.add(place_c, bld.mul(c_row, INT(r)))) for r in range(together)]
                 own = partial(_generate_elimination, vec, bld, count, from_a, a_step, from_b, b_step, to_c, scales)
-                _along_pairs(vec, bld, width, own)
+                vec.along(width, own)
 
             groups = bld.sdiv(rows, INT(_ROWS_AT_ONCE))
             with _utils.for_range(bld, groups) as loop:
@@ -526,45 +526,23 @@ def _generate_elimination(
     b_step: Any,
     to_c: Sequence[Any],
     scales: bool,
-    lanes: Sequence[Any],
-    masks: Sequence[Any],
+    first: Any,
+    mask: Any,
 ) -> None:
-    """Generate ``minus_products`` or ``solve`` for some rows and lanes."""
-    parts = list(zip(lanes, masks, strict=True))
-    cells = [(r, part) for r in range(len(from_a)) for part in range(len(parts))]
-    sums = [_utils.alloca_once_value(bld, vec.all(0.0)) for _ in cells]  # which become registers
+    """Generate ``minus_products`` or ``solve`` for some rows, and the vector that begins at lane ``first``."""
+    sums = [_utils.alloca_once_value(bld, vec.all(0.0)) for _ in from_a]  # which become registers
     for total in sums:
         bld.store(vec.all(0.0), total)
     with _utils.for_range(bld, count) as loop:
-        places = [bld.add(lane, bld.mul(loop.index, a_step)) for lane in lanes]
-        row = vec.ahead(from_b, bld.mul(loop.index, b_step))
-        factors = [vec.load(vec.ahead(row, lane), mask) for lane, mask in parts]
-        for (r, part), total in zip(cells, sums, strict=True):
-            value = vec.load(vec.ahead(from_a[r], places[part]), masks[part])
-            bld.store(vec.fused(value, factors[part], bld.load(total)), total)
-    row = vec.ahead(from_b, bld.mul(count, b_step))
-    scale = [vec.load(vec.ahead(row, lane), mask) if scales else None for lane, mask in parts]
-    for (r, part), total in zip(cells, sums, strict=True):
-        target = vec.ahead(to_c[r], lanes[part])
-        rest = bld.fsub(vec.load(target, masks[part]), bld.load(total))
-        vec.store(bld.fmul(rest, scale[part]) if scales else rest, target, masks[part])
-
-
-def _along_pairs(vec: Vectors, bld: Any, count: Any, body: Callable[[Any, Any], None]) -> None:
-    """Generate a loop over ``count`` numbers. ``body`` gets the first indices of one or two vectors, and masks."""
-    pairs = bld.sdiv(count, INT(2 * vec.lanes))
-    with _utils.for_range(bld, pairs) as loop:
-        first = bld.mul(loop.index, INT(2 * vec.lanes))
-        body([first, bld.add(first, INT(vec.lanes))], [None, None])
-    first = bld.mul(pairs, INT(2 * vec.lanes))
-    rest = bld.sub(count, first)
-    with bld.if_then(bld.icmp_signed(">", rest, INT(0))):
-        is_two = bld.icmp_signed(">", rest, INT(vec.lanes))
-        with bld.if_else(is_two) as (two, one):
-            with two:
-                body([first, bld.add(first, INT(vec.lanes))], [None, vec.mask(vec.lanes, rest)])
-            with one:
-                body([first], [vec.mask(0, rest)])
+        place = bld.add(first, bld.mul(loop.index, a_step))
+        factor = vec.load(vec.ahead(from_b, bld.add(first, bld.mul(loop.index, b_step))), mask)
+        for row, total in zip(from_a, sums, strict=True):
+            bld.store(vec.fused(vec.load(vec.ahead(row, place), mask), factor, bld.load(total)), total)
+    scale = vec.load(vec.ahead(from_b, bld.add(first, bld.mul(count, b_step))), mask) if scales else None
+    for row, total in zip(to_c, sums, strict=True):
+        target = vec.ahead(row, first)
+        rest = bld.fsub(vec.load(target, mask), bld.load(total))
+        vec.store(bld.fmul(rest, scale) if scales else rest, target, mask)
 
 
 minus_products = _elimination(scales=False)

@@ -253,15 +253,29 @@ def node_loss(
     return loss
 
 
+@compiled
+def _nodes_losses(kernel: Array, places: Any, rows: Any, draws: Any, scale: float, jitter: float, by: Array) -> Array:
+    """Return ``node_loss`` of each node (N,), whose samples are slices of ``rows``; see ``differentiate_nodes``."""
+    (client, known, asked), (at, labels, columns, signs), (keys, used, chains, sweeps) = places, rows, draws
+    losses = np.empty(len(client), np.float32)
+    for node, own in enumerate(client):
+        k, q = slice(known[node], known[node + 1]), slice(asked[node], asked[node + 1])
+        drawn = keys[node], used[node], chains, sweeps
+        losses[node] = node_loss(kernel[own], (at[k], labels[k]), (columns[q], signs[q]), drawn, scale, jitter, by[own])
+    return losses
+
+
 def differentiate_nodes(prior: Prior, kernel: Tensor, nodes: Sequence[Node]) -> tuple[Tensor, Tensor]:
     """Do the same as the function of this name in ``methods/parts/gaussian_process_tree.py``."""
-    by_kernel, losses, covariances = torch.zeros_like(kernel), np.empty(len(nodes), np.float32), kernel.numpy()
+    by_kernel, names = torch.zeros_like(kernel), ("known", "sign", "asked", "asked_sign")
+    at, labels, columns, signs = ([getattr(node, name) for node in nodes] for name in names)
+    known, asked = (np.cumsum([0, *map(len, parts)]) for parts in (at, columns))
+    places = np.asarray([node.client for node in nodes]), known, asked
+    rows = tuple(np.concatenate(parts) for parts in (at, labels, columns, signs))
+    keys, used = np.stack([node.draws.key for node in nodes]), np.asarray([node.draws.used for node in nodes])
     scale, jitter = np.float32(prior.scale), np.float32(prior.jitter)
-    for place, node in enumerate(nodes):
-        known, asked, client = (node.known, node.sign), (node.asked, node.asked_sign), node.client
-        draws = node.draws.key, node.draws.used, prior.chains, prior.sweeps
-        into = by_kernel.numpy()[client]
-        losses[place] = node_loss(covariances[client], known, asked, draws, scale, jitter, into)
+    draws = keys, used, prior.chains, prior.sweeps
+    losses = _nodes_losses(kernel.numpy(), places, rows, draws, scale, jitter, by_kernel.numpy())
     return torch.from_numpy(losses), by_kernel
 
 

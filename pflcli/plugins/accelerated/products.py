@@ -55,17 +55,11 @@ DESCRIPTION = (
 _PANEL_COLUMNS = 128
 """Columns of ``b`` that ``packed_product`` copies at a time."""
 
-_MIN_PACKED_STRIDE, _MIN_PACKED_ROWS = 1024, 64
-"""Distance of rows of ``b``, in numbers, and number of rows from which on it pays to copy them."""
+_MIN_PACKED_STRIDE = 1024
+"""Distance of rows of ``b``, in numbers, from which on it pays to copy them."""
 
 _LINE_BYTES = 64
 """Bytes of a cache line."""
-
-_STREAMED_ROWS = 64
-"""Rows of ``b`` that ``streamed_product`` multiplies at a time."""
-
-_PAGE_BYTES = 4096
-"""Distance of rows that use the same places of the first cache."""
 
 _copy = combination([[1]])
 _HEIGHT0, _HEIGHT1 = DOT_ROWS[:2]
@@ -166,40 +160,6 @@ def packed_product(
 
 
 @compiled
-def streamed_product(
-    size: tuple[int, int, int],
-    a: Array,
-    strides: tuple[int, int],
-    b: Array,
-    b0: int,
-    b_row: int,
-    c: Array,
-    c_row: int,
-    more: int,
-) -> None:
-    """Do the same as ``product`` for ``a`` and ``c`` that begin at 0, and prefetch ``b``, which is not in the cache.
-
-    The strides of ``b`` and ``c`` should not be multiples of a page: rows would have the same places in the cache.
-    """
-    m, n, k = size
-    step, line = PAIR_BYTES // b.itemsize, _LINE_BYTES // b.itemsize
-    for j in range(0, n, step):
-        for first in range(0, k, _STREAMED_ROWS):
-            depth, i = min(_STREAMED_ROWS, k - first), 0
-            # Prefetch the next rows of these columns, or the first rows of the next columns.
-            row, column = (first + depth, j) if first + depth < k else (0, j + step)
-            waiting, end = min(_STREAMED_ROWS, k - row), min(n, column + step)
-            while i < m:
-                rows, width, adds = _height(m - i), min(step, n - j), 1 if first else more
-                for ahead in range(row + waiting * i // m, row + waiting * (i + rows) // m):
-                    for place in range(column, end, line):
-                        prefetch(b, b0 + ahead * b_row + place)
-                from_a, from_b, to = i * strides[0] + first * strides[1], b0 + first * b_row + j, i * c_row + j
-                tile(rows, depth, a, from_a, strides[0], strides[1], b, from_b, b_row, c, to, c_row, width, adds)
-                i += rows
-
-
-@compiled
 def product_by_rows(
     size: tuple[int, int, int],
     a: Array,
@@ -243,19 +203,16 @@ def product_by_rows(
         more = 1
 
 
-def multiply(a: Tensor, b: Tensor, out: Tensor, adds: bool = False, near: bool = True) -> Step:
+def multiply(a: Tensor, b: Tensor, out: Tensor, adds: bool = False) -> Step:
     """Return a function that writes the product of ``a`` (m, k) and ``b`` (k, n) into ``out``, or adds it.
 
-    The rows of ``b`` and ``out`` must be contiguous. ``near`` says that ``b`` is in the cache.
+    The rows of ``b`` and ``out`` must be contiguous.
     """
     if not COMPILED:
         return partial(out.addmm_, a, b) if adds else partial(torch.mm, a, b, out=out)
     (m, k), n = a.shape, b.shape[1]
     from_a, from_b, to = (flat_array(value) for value in (a, b, out))
-    if not near and all(value.stride(0) * value.element_size() % _PAGE_BYTES for value in (b, out)):
-        rows = from_b, 0, b.stride(0), to, out.stride(0), int(adds)
-        return partial(streamed_product, (m, n, k), from_a, a.stride(), *rows)
-    if b.stride(0) >= _MIN_PACKED_STRIDE and (k >= _MIN_PACKED_ROWS or not near):
+    if b.stride(0) >= _MIN_PACKED_STRIDE:
         return partial(packed_product, (m, n, k), from_a, a.stride(), from_b, b.stride(0), to, out.stride(0), int(adds))
     sizes = (m, n, k), from_a, 0, a.stride(0), a.stride(1), from_b, 0, b.stride(0), to, 0, out.stride(0), int(adds)
     return partial(product, *sizes)

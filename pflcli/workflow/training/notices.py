@@ -60,7 +60,8 @@ def describe_pair_costs(name: str, method: Method, cfg: Any, settings: Settings,
     lines, pair_content, participants = [], method.PAIRS_SENT, len(partitions.read_able_clients(partition))
     if pair_content == "models":
         cohort = max(1, round(settings.participation * participants))
-        gigabytes = cohort * participants * _model_bytes(settings, partition) / 1e9
+        model = parameters.size(parameters.state(outline(settings, partitions.read_form(partition))))
+        gigabytes = cohort * participants * model / 1e9
         lines.append(
             f"{name}: {cohort:,} of {participants:,} clients a round are sent up to {participants:,} models each, "
             f"{gigabytes:,.1f} GB"
@@ -77,9 +78,3 @@ def describe_pair_costs(name: str, method: Method, cfg: Any, settings: Settings,
             f"{name}: a table of all {clients**2:,} pairs of clients may be kept in memory, {gigabytes:,.2f} GB"
         )
     return [f"{line}; it grows with the square of the clients" for line in lines]
-
-
-def _model_bytes(settings: Settings, partition: Artifact) -> int:
-    """Return the bytes of one model with these settings for the samples of a partition."""
-    net = outline(settings, partitions.read_form(partition))
-    return parameters.size(parameters.state(net))

@@ -73,26 +73,26 @@ def test_dot_tile_keeps_the_order_of_sums(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_streamed_products_match_double_precision(dtype):
+def test_packed_products_match_double_precision(dtype):
     draw = np.random.default_rng(3)
-    for m, n, k in [*SHAPES, (30, 70, 64), (15, 33, 129)]:
+    for m, n, k in [*SHAPES, (30, 70, 64), (15, 333, 129)]:
         a, c = draw.standard_normal((m, k)).astype(dtype), draw.standard_normal((m, n + 2)).astype(dtype)
         b, b_rows = make_matrix(draw, k, n, 1, dtype)
         expected = a.astype(float) @ b_rows.astype(float)
         for more in (0, 1):
             after = c.astype(float)
             after[:, :n] = after[:, :n] * more + expected
-            products.streamed_product((m, n, k), a.ravel(), (k, 1), b, 2, n + 1, c.reshape(-1), n + 2, more)
+            products.packed_product((m, n, k), a.ravel(), (k, 1), b[2:], n + 1, c.reshape(-1), n + 2, more)
             assert np.abs(c - after).max() <= 4 * (k + 8) * np.finfo(dtype).eps, (m, n, k, more)
 
 
-def test_row_of_a_streamed_product_does_not_depend_on_other_rows():
+def test_row_of_a_packed_product_does_not_depend_on_other_rows():
     draw = np.random.default_rng(4)
-    a, b, c = (draw.standard_normal(shape, dtype=np.float32) for shape in ((25, 150), (150, 75), (25, 75)))
-    products.streamed_product((25, 75, 150), a.ravel(), (150, 1), b.ravel(), 0, 75, c.reshape(-1), 75, 0)
+    a, b, c = (draw.standard_normal(shape, dtype=np.float32) for shape in ((25, 150), (150, 275), (25, 275)))
+    products.packed_product((25, 275, 150), a.ravel(), (150, 1), b.ravel(), 275, c.reshape(-1), 275, 0)
     for i in (0, 11, 24):
-        row = np.empty(75, np.float32)
-        products.streamed_product((1, 75, 150), a[i], (150, 1), b.ravel(), 0, 75, row, 75, 0)
+        row = np.empty(275, np.float32)
+        products.packed_product((1, 275, 150), a[i], (150, 1), b.ravel(), 275, row, 275, 0)
         assert row.tobytes() == c[i].tobytes()
 
 

@@ -79,7 +79,8 @@ class Threads:
                     return list(self._map(lambda task: self._infer_batches(task, forward), tasks))
         small = all(len(task.rows) <= _MAX_STACKED_SAMPLES for task in tasks)
         if chosen.stack and small and [task.index for task in tasks] == list(range(len(tasks))):
-            outputs = self._map(partial(self._infer_stack, chosen.stack, tasks, models), _slices(len(tasks)))
+            parts = [slice(first, first + _MODELS_PER_STACK) for first in range(0, len(tasks), _MODELS_PER_STACK)]
+            outputs = self._map(partial(self._infer_stack, chosen.stack, tasks, models), parts)
             return list(itertools.chain.from_iterable(outputs))
         return list(self._map(partial(self._infer_task, chosen, models), tasks))
 
@@ -140,7 +141,3 @@ class Threads:
                 z[first:last] = own_z
             first = last
         return logits, z if task.features else logits[:, :0]
-
-
-def _slices(count: int) -> list[slice]:
-    return [slice(first, first + _MODELS_PER_STACK) for first in range(0, count, _MODELS_PER_STACK)]
