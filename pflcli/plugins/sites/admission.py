@@ -26,7 +26,7 @@ from pflcli.core.parameters.model_table import ModelTable
 from pflcli.core.settings import Settings
 from pflcli.core.simulation import loop
 from pflcli.core.simulation.create_run import create_run
-from pflcli.core.wording import listed
+from pflcli.plugins.sites.after_rounds import embed_by_layer, sends_after_rounds
 from pflcli.plugins.sites.endpoints import final_entries, kept_in_rows, replace_entries, server_entries
 from pflcli.plugins.sites.messages import Layout
 from pflcli.plugins.sites.places import Arrived, AtServer, AtSite, Pending, Reply, Sent, split_package
@@ -172,7 +172,14 @@ class _Places:
         settings = {key: value for key, value in self._plan.items() if key != "options"}
         chosen = {"model": "mlp", "participation": 0.5, "batch_size": 4, **settings}
         plan, cfg = config.build(Settings, chosen, ""), config.build(self.code.Config, self._plan["options"], self.name)
-        return create_run(self.code, cfg, data, plan, 0, replace(inputs, private_rng=partial(rng.generator, 0)))
+        run = create_run(self.code, cfg, data, plan, 0, replace(inputs, private_rng=partial(rng.generator, 0)))
+        if not self.code.NEEDS:
+            return run
+        assert run.draw_model is not None
+        backbone = run.draw_model(1)
+        return replace(
+            run, inputs=replace(run.inputs, backbone=backbone, embeddings=embed_by_layer(run, backbone, None))
+        )
 
     def play(self, t: int) -> None:
         """Play round ``t``, or the setup before the first, in all places; raises BrokenLawError if one differs."""
@@ -300,10 +307,13 @@ class _Places:
             place, own = run.inputs.place, np.asarray(group)
             assert isinstance(place, AtSite)
             self._bring(place, own)
-            known = final_entries(self.code, self.states[group])
-            if parameters.outline(known) != parameters.outline(entries):
-                raise NotApplicable("the server's part of the state gets another form in the rounds")
-            state = replace_entries(poison(self.code, self.states[group]), entries)
+            known, state = final_entries(self.code, self.states[group]), self.states[group]
+            if self.code.has_rounds:
+                if parameters.outline(known) != parameters.outline(entries):
+                    raise NotApplicable("the server's part of the state gets another form in the rounds")
+                state = replace_entries(poison(self.code, state), entries)
+            elif not len(np.intersect1d(own, data.participants)):
+                continue  # no site of a deployment has no training sample
             try:
                 seen = small.predict(self.name, run, state, own)
             except Exception as error:
@@ -353,28 +363,28 @@ def find_obstacle(method: str, options: Mapping[str, Any], rounds: int, upload: 
     """
     code = methods.load(method)
     if not code.has_rounds:
-        return _find_obstacle_after_rounds(method, options)
+        return _find_obstacle_after_rounds(method, options, upload)
     rounds = min(max(rounds, _MIN_ROUNDS), small.MAX_ROUNDS)
     test = partial(require_same_elsewhere, method, options, rounds, upload, are_apart=True)
     return admission.find_obstacle(test)
 
 
-def _find_obstacle_after_rounds(method: str, options: Mapping[str, Any]) -> str:
-    """Return why clients cannot predict by themselves with a method that has no rounds; empty if they can."""
+def _find_obstacle_after_rounds(method: str, options: Mapping[str, Any], upload: Sequence[str]) -> str:
+    """Return why a method that has no rounds cannot run among real sites, as ``find_obstacle`` does."""
     code = methods.load(method)
     if code.REFERENCE:
         return "it is a reference, with which simulations compare methods"
-    if code.SENDS_MORE:
-        return f"clients also send {code.SENDS_MORE}"
+    if sends_after_rounds(code):
+        return admission.find_obstacle(partial(require_same_elsewhere, method, options, 0, upload, are_apart=True))
     if code.KIND not in ("local", "posthoc"):
-        return "clients exchange something outside of rounds"
-    if unmet := set(code.NEEDS) - {"backbone", "datastore"}:
-        return f"the method needs {listed(sorted(unmet))}, which a deployment does not make for it"
+        return "clients exchange something, and the method has no rounds"
     return admission.find_obstacle(partial(require_own_samples, method, options, (small.LATE,)))
 
 
 def describe_exchange(code: Method) -> str:
     """Return what a method exchanges that a deployment does not carry; empty if nothing is known."""
+    if sends_after_rounds(code):
+        return ""
     if not code.has_rounds:
         return "the method has no rounds"
     if code.KIND not in ("server", "peer"):

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from pflcli.core.methods import Method
 from pflcli.core.simulation import loop
 from pflcli.core.tasks import Labels
 from pflcli.core.wording import listed
+from pflcli.plugins.sites.after_rounds import AfterRounds, Rest, sends_after_rounds
 from pflcli.plugins.sites.endpoints import Server, Site, Terms, find_other_code, inputs_at_site
 from pflcli.plugins.sites.messages import Form, Layout, Pattern, Patterns
 from pflcli.plugins.sites.places import AtServer
@@ -136,9 +138,10 @@ def derive_patterns(request: Mapping[str, Any], names: list[str]) -> Patterns:
     network. A server rehearses the run with clients that send what the method says that they send. ``names`` are those
     of the clients.
     """
-    spec = make_spec(request)
+    spec, execution = make_spec(request), on_cpu(Execution(threads=1))
     data, place = declare_samples(request, names), AtServer(rehearses=True)
-    return rehearse(spec.name, spec.method, spec.build(data, on_cpu(Execution(threads=1)), RunInputs(place=place)))
+    run = spec.build(data, execution, RunInputs(place=place))
+    return rehearse(spec.name, find_phases(request, data, execution), run)
 
 
 def rehearse(name: str, method: Method, run: Run) -> Patterns:
@@ -201,6 +204,15 @@ def make_spec(request: Mapping[str, Any]) -> RunSpec:
     )
 
 
+def find_phases(request: Mapping[str, Any], data: Partition, execution: Execution) -> Method:
+    """Return the method whose phases a federation plays: that of its rounds, with what clients exchange after them."""
+    method, then = make_spec(request).method, request.get("then")
+    if then is None or not sends_after_rounds(methods.load(then["method"])):
+        return method
+    spec = make_spec(then)
+    return AfterRounds(method, Rest(spec.name, spec.method, partial(spec.build, data, execution), then.get("layer")))
+
+
 def declare_samples(request: Mapping[str, Any], names: list[str]) -> Partition:
     """Return the numbers of training samples of all clients in the request of a federation, without samples."""
     if not all(type(count) is int and 0 <= count < 1 << 40 for count in request["train"]):
@@ -219,8 +231,9 @@ def open_server(federation: Artifact, terms: Terms, folder: Path, execution: Exe
     spec = make_spec(federation.manifest.request)
     data = declare_samples(federation.manifest.request, federations.client_names(federation))
     inputs = RunInputs(place=AtServer(), private_rng=dp_secret.folder_draws(folder))
-    run = spec.build(data, on_cpu(execution), inputs)
-    return Server(terms, spec.method, run, folder)
+    cpu = on_cpu(execution)
+    method = find_phases(federation.manifest.request, data, cpu)
+    return Server(terms, method, spec.build(data, cpu, inputs), folder)
 
 
 def open_site(
@@ -229,8 +242,9 @@ def open_site(
     """Return the site of a client whose state is in ``folder``; ``data`` has the samples of this client alone."""
     spec = make_spec(federation.manifest.request)
     sizes = np.asarray(federation.manifest.request["train"], dtype=np.int64)
-    run = spec.build(data, on_cpu(execution), inputs_at_site(spec.settings, sizes))
-    return Site(terms, spec.method, run, site, folder)
+    cpu = on_cpu(execution)
+    run = spec.build(data, cpu, inputs_at_site(spec.settings, sizes))
+    return Site(terms, find_phases(federation.manifest.request, data, cpu), run, site, folder)
 
 
 def claim(folder: Path, facts: Mapping[str, Any]) -> None:

@@ -137,9 +137,9 @@ class AtServer(_Playing):
         return NOBODY
 
     def participants(self, run: Run) -> NDArray[np.int64]:
-        """Return nobody; all participants take part."""
+        """Return nobody; all participants take part that are not gone."""
         self.begin(run)
-        self.asked = run.federation.participants
+        self.asked = np.setdiff1d(run.federation.participants, [*self.gone])
         return NOBODY
 
     def everyone(self, here: NDArray[np.int64]) -> NDArray[np.int64]:

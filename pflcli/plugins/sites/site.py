@@ -6,7 +6,8 @@ import json
 import math
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,21 @@ from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import open_one
-from pflcli.artifacts.reader import Artifact
+from pflcli.artifacts.reader import Artifact, require_ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.extract import extract
 from pflcli.commands.personalize import personalize
-from pflcli.core import config, sources
+from pflcli.core import config, methods, sources
 from pflcli.core.errors import InputError
 from pflcli.core.execution import Execution
+from pflcli.core.federation.run import Run
 from pflcli.core.methods import State
 from pflcli.core.simulation import loop
 from pflcli.core.simulation.progress import Progress
 from pflcli.options.function import command
 from pflcli.plugins.sites import messages, opening
+from pflcli.plugins.sites.after_rounds import sends_after_rounds
 from pflcli.plugins.sites.endpoints import Site, Terms, find_other_packages
 from pflcli.plugins.sites.exchange import (
     POLL_SECONDS,
@@ -50,6 +53,8 @@ from pflcli.workflow.training.run_artifact import Job, summarize, write_predicti
 
 _SHOWN = ("rounds", "epochs", "steps", "batch_size", "lr", "model", "upload", "aggregator", "dp_epsilon", "dp_noise")
 """The settings that ``check`` shows: how long a site computes, and what becomes of its updates."""
+_RUN = ("method", "options", "settings", "seed")
+"""The keys of a run in the request of a federation."""
 
 
 @dataclass(frozen=True)
@@ -218,45 +223,74 @@ def answer_message(asked: AnswerMessage) -> Path:
 
 def _predict(opened: _Opened, site: Site, state: State, execution: Execution) -> Outcome:
     """Make the predictions of a site from the state after all rounds."""
-    spec, request = opening.make_spec(opened.federation.manifest.request), opened.federation.manifest.request
-    out = opened.folder / "predictions"
+    request = opened.federation.manifest.request
     if "then" in request:
-        return _predict_from_backbone(opened, site, state, out, execution)
-    recorded = {key: request[key] for key in ("method", "options", "settings", "seed")}
+        return _predict_from_backbone(opened, site, state, execution)
+    job = _describe_job(opened, request, opened.partition, {"partition": opened.partition})
+    return _make_predictions(opened, job, lambda: (site.run, state), execution)
+
+
+def _describe_job(
+    opened: _Opened, request: Mapping[str, Any], source: Artifact, lineage: Mapping[str, Artifact]
+) -> Job:
+    """Return the run of a method at a site, whose part of the federation's request is ``request``."""
+    spec, recorded = opening.make_spec(request), {key: request[key] for key in _RUN}
     recorded["federation"] = opened.federation.manifest.fingerprint
-    artifact = ArtifactSpec(
-        "predictions",
-        json.loads(json.dumps(recorded)),
-        (opened.partition.as_input("source", out),),
-        code=opened.federation.manifest.code,
-    )
-    job = Job(
+    return Job(
         name=spec.name,
         method=spec.method,
         cfg=spec.cfg,
         settings=spec.settings,
         seed=spec.seed,
-        lineage={"partition": opened.partition},
-        source=opened.partition,
-        spec=artifact,
+        lineage=lineage,
+        source=source,
+        spec=ArtifactSpec(
+            "predictions",
+            json.loads(json.dumps(recorded)),
+            (source.as_input("source", opened.folder / "predictions"),),
+            code=opened.federation.manifest.code,
+        ),
     )
 
+
+def _make_predictions(
+    opened: _Opened, job: Job, begin: Callable[[], tuple[Run, State]], execution: Execution
+) -> Outcome:
+    """Make the predictions of a run, which ``begin`` returns with the state from which clients personalize."""
+
     def build(writer: ArtifactWriter) -> Built:
-        run, progress = site.run, Progress(state)
-        loop.predict_all(run, spec.name, spec.method, progress)
+        run, state = begin()
+        progress = Progress(state)
+        loop.predict_all(run, job.name, job.method, progress)
         write_predictions(job, run, opened.data, progress.join_predictions(), writer)
         write_rounds(job, run, opened.data, progress, {}, writer)
-        summary = summarize(job, run, progress.facts(), spec.settings.rounds, [])
+        costs = [each for kind, each in job.lineage.items() if kind != "partition" and each is not None]
+        played = job.settings.rounds if job.method.has_rounds else 0
+        summary = summarize(job, run, progress.facts(), played, costs)
         return Built(summary, hardware.facts(run.engine, execution))
 
-    return make(out, artifact, execution, build)
+    return make(opened.folder / "predictions", job.spec, execution, build)
 
 
-def _predict_from_backbone(opened: _Opened, site: Site, state: State, out: Path, execution: Execution) -> Outcome:
+def _predict_after_exchange(opened: _Opened, site: Site, embedded: Artifact, execution: Execution) -> Outcome:
+    """Predict by a method on embeddings, whose clients have exchanged what its setup sends."""
+    backbone, then = require_ancestor(embedded, "backbone"), opened.federation.manifest.request["then"]
+    lineage = {"partition": opened.partition, "backbone": backbone, "embeddings": embedded}
+    job = _describe_job(opened, then, embedded, lineage)
+
+    def begin() -> tuple[Run, State]:
+        inputs = replace(job.read_inputs(opened.data, execution), place=site.run.inputs.place, uploads=site.run.uploads)
+        run = job.build(opened.data, execution, inputs)
+        return run, loop.set_up(run, job.name, job.method).state
+
+    return _make_predictions(opened, job, begin, execution)
+
+
+def _predict_from_backbone(opened: _Opened, site: Site, state: State, execution: Execution) -> Outcome:
     """Make the backbone of a site from the state after all rounds, and predict by the method that needs it."""
     request, cpu = opened.federation.manifest.request, opening.on_cpu(execution)
     then, path = request["then"], opened.folder / "backbone"
-    recorded = {key: request[key] for key in ("method", "options", "settings", "seed")}
+    recorded = {key: request[key] for key in _RUN}
     recorded["federation"] = opened.federation.manifest.fingerprint
     spec = ArtifactSpec(
         "backbone",
@@ -281,8 +315,11 @@ def _predict_from_backbone(opened: _Opened, site: Site, state: State, out: Path,
         return Built(summary, hardware.facts(site.run.engine, execution))
 
     source = make(path, spec, cpu, build).path
+    if {*methods.load(then["method"]).NEEDS} & {"embeddings", "datastore"}:
+        source = extract(source, opened.folder / "embeddings", layer=then.get("layer"), execution=cpu).path
+    if sends_after_rounds(methods.load(then["method"])):
+        return _predict_after_exchange(opened, site, open_one(source, "embeddings"), cpu)
     if "datastore" in then:
-        embedded = extract(source, opened.folder / "embeddings", layer=then.get("layer"), execution=cpu).path
-        source = build_datastore(embedded, opened.folder / "datastore", **then["datastore"], execution=cpu).path
-    run = {key: then[key] for key in ("settings", "options", "seed")}
-    return personalize(then["method"], source, out, **run, execution=cpu)
+        source = build_datastore(source, opened.folder / "datastore", **then["datastore"], execution=cpu).path
+    run = {key: then[key] for key in _RUN if key != "method"}
+    return personalize(then["method"], source, opened.folder / "predictions", **run, execution=cpu)

@@ -32,6 +32,8 @@ SEVERAL = {
 
 AFTER_ROUNDS = {"fedavg-plus", "knn-per", "knn-per-extended", "knn-per-plus", "local"}
 """Methods without rounds, whose clients predict by themselves."""
+EXCHANGING = {"gaussian-head", "knn-peers", "prior"}
+"""Methods without rounds, whose clients exchange something before they predict."""
 
 
 WHOLE = {"pairs", "chance", "taken", "consensus"}
@@ -111,9 +113,9 @@ def find_obstacle(name, options=None, rounds=4, upload=()):
 
 
 def test_methods_are_admitted_if_their_clients_need_only_what_they_download():
-    assert {name for name in registry.names("methods") if not find_obstacle(name)} == ADMITTED | SEVERAL | AFTER_ROUNDS
+    admitted = {name for name in registry.names("methods") if not find_obstacle(name)}
+    assert admitted == ADMITTED | SEVERAL | AFTER_ROUNDS | EXCHANGING
     assert "it is a reference" in find_obstacle("constant")
-    assert find_obstacle("knn-peers") == "clients also send class means before the rounds"
     assert find_obstacle("lg-fedavg", {"warmup": 6}, rounds=6) == ""
     assert "know only what they download" in find_obstacle("lg-fedavg", {"warmup": 6}, rounds=10)
 
@@ -218,6 +220,14 @@ def test_a_killed_server_continues_without_the_sites_that_were_gone(tmp_path):
 )
 def test_a_method_that_does_not_exchange_what_it_needs_is_refused(name, function, instead, monkeypatch):
     monkeypatch.setattr(Run, function, instead)
+    assert find_obstacle(name)
+
+
+@pytest.mark.parametrize("name", sorted(EXCHANGING))
+def test_a_method_after_the_rounds_that_reads_samples_at_the_server_is_refused(name, monkeypatch):
+    packed = find_obstacle(name, upload=("int8",))
+    assert "does not apply to this method" in packed if name == "knn-peers" else packed == ""
+    monkeypatch.setattr(Run, "participants", lambda run: run.federation.participants)
     assert find_obstacle(name)
 
 
