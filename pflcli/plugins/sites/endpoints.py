@@ -846,8 +846,9 @@ def kept_in_rows(method: Method, state: State, clients: int) -> set[str]:
 
 
 def final_entries(method: Method, state: State) -> Params:
-    """Return what clients receive of a state after the rounds: the server's part, without what it records."""
-    return server_entries(method, {key: value for key, value in state.items() if key not in method.RECORDS})
+    """Return what clients receive of a state after the rounds: what they may read of the server's part."""
+    kept_back = {*method.RECORDS, *method.SERVES}
+    return server_entries(method, {key: value for key, value in state.items() if key not in kept_back})
 
 
 def _list_entries(state: Mapping[str, Any], prefix: str = "") -> Params:

@@ -25,7 +25,19 @@ ADMITTED = {
     *("fedrod", "fedsgd", "lg-fedavg", "moon", "per-fedavg", "pfedfda", "pfedgp", "pfedme", "scaffold"),
 }
 SEVERAL = {
-    *("fedamp", "fedattn", "fedattn-extended", "feddbe", "fedham", "fedproto", "gossip", "ifca", "panm", "pens"),
+    *(
+        "clustered-fl",
+        "fedamp",
+        "fedattn",
+        "fedattn-extended",
+        "feddbe",
+        "fedham",
+        "fedproto",
+        "gossip",
+        "ifca",
+        "panm",
+        "pens",
+    ),
 }
 """Methods whose rounds have several exchanges, or more than the mean of updates."""
 
@@ -138,6 +150,16 @@ def test_methods_with_several_exchanges_have_the_bytes_of_the_simulation(name, g
 @pytest.mark.parametrize("name", ["fedattn", "fedham"])
 def test_rounds_of_several_kinds_have_the_bytes_of_the_simulation(name, tmp_path):
     compare(make_world(name, tmp_path, GROUPS["1 client a site"], rounds=3, participation=1.0, options={"warmup": 1}))
+
+
+@pytest.mark.parametrize("groups", ["1 client a site", "2 or 3 clients a site"])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_clusters_that_are_split_have_the_bytes_of_the_simulation(groups, restarts, tmp_path):
+    options = {"warmup": 0, "gap": 0.0, "eps1": 1.0, "eps2": 0.0}
+    assert find_obstacle("clustered-fl", options, 6) == ""
+    world = make_world("clustered-fl", tmp_path, GROUPS[groups], rounds=5, options=options)
+    assert {len(state["models"]["head.bias"]) for _, state, _ in world.simulate()} >= {2, 3}
+    compare(world, restarts=restarts)
 
 
 @pytest.mark.parametrize("name", ["fedamp", "fedattn", "fedham", "panm"])
