@@ -371,11 +371,11 @@ class AtSite(_Playing):
         for _ in self.collect(run, [part], Channel(_mask(run), counted=False)):
             pass
         for (client,), package in self.deliver(run, clients, _relayed(run, table, dict)):
-            ids = package.pop(_IDS).numpy()
+            ids, rows = package[_IDS].numpy(), {name: package[name] for name in table.default}
             if not np.isin(ids, wanted[int(client)]).all() or len(np.unique(ids)) < len(ids):
                 raise InputError("the server passes on other models than the site asked for")
             run.send("peer", table.default, copies=len(ids))
-            table[ids] = package
+            table[ids] = rows
 
     def mean(self, run: Run, downloaded: Params) -> Average:
         """Return what collects uploads; its value is ``downloaded``, as only the server can compute the mean."""

@@ -25,19 +25,8 @@ ADMITTED = {
     *("fedrod", "fedsgd", "lg-fedavg", "moon", "per-fedavg", "pfedfda", "pfedgp", "pfedme", "scaffold"),
 }
 SEVERAL = {
-    *(
-        "clustered-fl",
-        "fedamp",
-        "fedattn",
-        "fedattn-extended",
-        "feddbe",
-        "fedham",
-        "fedproto",
-        "gossip",
-        "ifca",
-        "panm",
-        "pens",
-    ),
+    *("clustered-fl", "fedamp", "fedattn", "fedattn-extended", "feddbe", "fedham", "fedpac"),
+    *("fedproto", "gossip", "ifca", "panm", "pens"),
 }
 """Methods whose rounds have several exchanges, or more than the mean of updates."""
 
@@ -162,7 +151,7 @@ def test_clusters_that_are_split_have_the_bytes_of_the_simulation(groups, restar
     compare(world, restarts=restarts)
 
 
-@pytest.mark.parametrize("name", ["fedamp", "fedattn", "fedham", "panm"])
+@pytest.mark.parametrize("name", ["clustered-fl", "fedamp", "fedattn", "fedham", "fedpac", "panm"])
 def test_sites_that_vanish_from_a_round_with_several_exchanges_drop_out(name, tmp_path):
     world = make_world(name, tmp_path, rounds=4, participation=1.0)
     compare(world, absent={0: ("a",), 2: ("b",)})
@@ -197,7 +186,7 @@ def test_a_site_that_vanishes_between_two_exchanges_drops_out_of_the_round(name,
     assert server.attendance[number + 1][4] is False
 
 
-@pytest.mark.parametrize("name", ["fedham", "gossip", "panm"])
+@pytest.mark.parametrize("name", ["clustered-fl", "fedham", "fedpac", "gossip", "panm"])
 def test_a_client_that_diverges_in_a_round_with_several_exchanges_drops_out(name, tmp_path):
     world = make_world(name, tmp_path, GROUPS["1 client a site"], participation=1.0)
     x = world.data.x.clone()
@@ -257,7 +246,7 @@ SMALL = small.make_federation(client_sizes=[(8, 2, 2), (9, 3, 3), (10, 3, 4), (1
 """Four sites with 12, 15, 17 and 22 samples: a product over all of them has other last bits than one of each."""
 
 
-@pytest.mark.parametrize("name", sorted(ADMITTED))
+@pytest.mark.parametrize("name", sorted(ADMITTED | SEVERAL))
 @pytest.mark.parametrize("groups", ["1 client a site", "2 clients a site"])
 @pytest.mark.parametrize("rate", [0.1, 0.01])
 def test_small_sites_have_the_bytes_of_a_simulation_apart(name, groups, rate, tmp_path):
