@@ -8,7 +8,7 @@ to be the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -193,19 +193,7 @@ class _Places:
             if len(asked):
                 state = poison(self.code, self.states.get(group, {}))
                 self.states[group] = self._at_one_site(run, state, asked, t, when)
-        replies = {
-            client: Reply(
-                trained=True,
-                complete={*range(len(phase.channels))},
-                sent={
-                    number: Sent(partial(_copy, sent[client][0]), *sent[client][1:])
-                    for number, sent in enumerate(phase.channels)
-                    if client in sent
-                },
-            )
-            for client in phase.asked.tolist()
-        }
-        self._at_server(replies, t, when)
+        self._at_server(lambda: self._advance(self.server, self.at_its_server, t), when)
         self._compare_rows(phase.asked if t >= 0 else self.run.clients, when)
 
     def _advance(self, run: Run, state: State, t: int) -> State:
@@ -217,7 +205,7 @@ class _Places:
 
     def _at_one_site(self, run: Run, state: State, asked: NDArray[np.int64], t: int, when: str) -> State:
         """Play a phase at a site, and compare what it sends; returns the state after it."""
-        place, phase = run.inputs.place, self.recorded.phase
+        place = run.inputs.place
         assert isinstance(place, AtSite)
         self._bring(place, asked)
         alone = f"{when}, client {asked[0]}" if len(asked) == 1 else when
@@ -228,8 +216,6 @@ class _Places:
         except Exception as error:
             text = describe_error(error)
             raise BrokenLawError(f"clients cannot train if they know only what they download: {text}") from error
-        require(place.received == len(phase.deliveries), f"{alone}: receives less than was delivered")
-        require(len(place.channels) == len(phase.channels), f"{alone}: has other channels than in the simulation")
         self._compare_sent(place, asked, when)
         return after
 
@@ -245,11 +231,14 @@ class _Places:
         )
 
     def _compare_sent(self, place: AtSite, asked: NDArray[np.int64], when: str) -> None:
+        alone, phase = f"{when}, client {asked[0]}" if len(asked) == 1 else when, self.recorded.phase
+        require(place.received == len(phase.deliveries), f"{alone}: receives less than was delivered")
+        require(len(place.channels) == len(phase.channels), f"{alone}: has other channels than in the simulation")
         sizes = self.run.federation.sizes("train")
         depends = (
             "depends on more than it downloaded" if len(asked) > 1 else "depends on the other clients of the round"
         )
-        for number, sent in enumerate(self.recorded.phase.channels):
+        for number, sent in enumerate(phase.channels):
             own = place.sent.get(number, {})
             expected = {client: each for client, each in sent.items() if client in asked}
             require(own.keys() == expected.keys(), "other clients upload at a site than in a simulation")
@@ -262,16 +251,27 @@ class _Places:
                     not differing and params.keys() == own[client][0].keys(), f"{seen} ({', '.join(differing[:1])})"
                 )
                 require(weight == own[client][1], f"{seen} (its weight)")
-                if number in self.recorded.phase.updates and not 0 < weight <= sizes[client]:
+                if number in phase.updates and not 0 < weight <= sizes[client]:
                     raise NotApplicable("an update weighs nothing, or more than its client has training samples")
 
-    def _at_server(self, replies: Mapping[int, Reply], t: int, when: str) -> None:
-        """Play a phase at the server, and compare its state and what it delivers."""
+    def _at_server(self, advance: Callable[[], State], when: str) -> None:
+        """Play a phase at the server, and compare the state that ``advance`` returns, and what it delivers."""
         place, phase = self.at_server, self.recorded.phase
         place.reset()
-        place.replies = replies
+        place.replies = {
+            client: Reply(
+                trained=True,
+                complete={*range(len(phase.channels))},
+                sent={
+                    number: Sent(partial(_copy, sent[client][0]), *sent[client][1:])
+                    for number, sent in enumerate(phase.channels)
+                    if client in sent
+                },
+            )
+            for client in phase.asked.tolist()
+        }
         try:
-            self.at_its_server = self._advance(self.server, self.at_its_server, t)
+            self.at_its_server = advance()
         except Exception as error:
             text = "a channel is missing" if isinstance(error, Pending) else describe_error(error)
             raise BrokenLawError(f"{when}: the server needs more than clients send: {text}") from error
@@ -302,6 +302,7 @@ class _Places:
         """Predict at the sites; raises BrokenLawError if predictions are others than those of the simulation."""
         self.recorded.phase, self.recorded.is_over = _Phase(), True
         expected = small.predict(self.name, self.run, self.state)
+        self.recorded.phase.asked = self.run.clients
         entries, data = final_entries(self.code, self.state), self.run.federation
         for group, run in self.sites.items():
             place, own = run.inputs.place, np.asarray(group)
@@ -319,10 +320,20 @@ class _Places:
             except Exception as error:
                 text = "a delivery is missing" if isinstance(error, Pending) else describe_error(error)
                 raise BrokenLawError(f"clients cannot predict with what they receive: {text}") from error
+            if self.code.has_rounds:
+                self._compare_sent(place, own, "after the rounds")
             for split, values in seen.items():
                 rows = np.searchsorted(data.rows_of(data.clients, split), data.rows_of(own, split))
                 difference = np.abs(values - expected[split][rows]).max(initial=0)
                 require(difference <= _ROUNDING, f"client {own[0]} predicts otherwise at a site ({difference:.1e})")
+        self._at_server(self._personalize_nobody, "after the rounds")
+
+    def _personalize_nobody(self) -> State:
+        """Let the server do its part of the personalization, without clients; returns its state."""
+        self.at_server.asked = self.run.clients
+        with self.server.personalizing():
+            self.code.personalize(self.server, self.at_its_server, NOBODY)
+        return self.at_its_server
 
 
 def require_same_elsewhere(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -166,7 +165,7 @@ def rehearse(name: str, method: Method, run: Run) -> Patterns:
         state, _ = loop.play_round(run, name, method, state, t)
         note("round")
     place.asked = run.clients
-    with run.personalizing(), suppress(Exception):  # few methods personalize nobody, and none that exchanges something
+    with run.personalizing():
         method.personalize(run, state, NOBODY)
     note("personalize")
     return {phase: tuple(kinds) for phase, kinds in found.items() if kinds}

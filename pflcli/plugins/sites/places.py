@@ -70,12 +70,11 @@ class _Playing(Place):
         """Forget what was exchanged in an earlier play."""
         self._notes, self.deliveries, self.channels = None, [], []
 
-    def begin(self, run: Run) -> bool:
-        """Forget what was exchanged if this is a new play of a phase; returns whether it is."""
-        if run.notes is self._notes:
-            return False
-        self._notes, self.deliveries, self.channels = run.notes, [], []
-        return True
+    def begin(self, run: Run) -> None:
+        """Forget what was exchanged if this is a new play of a phase."""
+        if run.notes is not self._notes:
+            self.reset()
+            self._notes = run.notes
 
     def new_channel(self, run: Run, form: Form) -> int:
         """Return the number of the next channel of this play."""
@@ -123,12 +122,10 @@ class AtServer(_Playing):
     """the model from which clients trained what they send over a channel with a mean"""
     _is_noted: bool = False
 
-    def begin(self, run: Run) -> bool:
-        """Forget what was exchanged if this is a new play of a phase; returns whether it is."""
-        is_new = super().begin(run)
-        if is_new:
-            self._is_noted, self.awaited, self.starts = False, None, {}
-        return is_new
+    def reset(self) -> None:
+        """Forget what was exchanged in an earlier play."""
+        super().reset()
+        self._is_noted, self.awaited, self.starts = False, None, {}
 
     def cohort(self, run: Run, t: int) -> NDArray[np.int64]:
         """Draw the clients of round ``t``, none of which is here."""
@@ -282,12 +279,10 @@ class AtSite(_Playing):
     received: int = 0
     """the number of deliveries that the method has asked for"""
 
-    def begin(self, run: Run) -> bool:
-        """Forget what was exchanged if this is a new play of a phase; returns whether it is."""
-        is_new = super().begin(run)
-        if is_new:
-            self.sent, self.complete, self.received = {}, set(), 0
-        return is_new
+    def reset(self) -> None:
+        """Forget what was exchanged in an earlier play."""
+        super().reset()
+        self.sent, self.complete, self.received = {}, set(), 0
 
     def cohort(self, run: Run, t: int) -> NDArray[np.int64]:
         """Return the clients of this site that take part, without those that diverged in an earlier attempt."""

@@ -242,6 +242,28 @@ def test_a_method_after_the_rounds_that_reads_samples_at_the_server_is_refused(n
     assert find_obstacle(name)
 
 
+@pytest.mark.parametrize("error", [ValueError("no client"), SystemExit("no client")], ids=["error", "exit"])
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_method_that_cannot_personalize_nobody_or_ends_the_process_is_refused(error, count, monkeypatch):
+    whole = Run.predictor
+
+    def predictor(run, clients, *args, **options):
+        if len(clients) == count:
+            raise error
+        return whole(run, clients, *args, **options)
+
+    monkeypatch.setattr(Run, "predictor", predictor)
+    assert f"{type(error).__name__}: no client" in find_obstacle("fedavg")
+
+
+@pytest.mark.parametrize("name", ["fedham", "pfedgp"])
+def test_methods_personalize_nobody(name):
+    run = small.make_run(name)
+    state = small.play_rounds(name, run)
+    with run.personalizing():
+        assert small.personalize(name, run, state, np.zeros(0, np.int64)).splits == ("validation", "test")
+
+
 SMALL = small.make_federation(client_sizes=[(8, 2, 2), (9, 3, 3), (10, 3, 4), (14, 4, 4)])
 """Four sites with 12, 15, 17 and 22 samples: a product over all of them has other last bits than one of each."""
 
