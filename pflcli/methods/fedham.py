@@ -56,6 +56,7 @@ PAPER = "FedHAM"
 CHOOSES_IN_ROUNDS = "the share of its own model"
 YEAR = 2023
 TASKS = ("any",)
+SERVES = ("sketches", "warmup")
 RECORDS = ("attention", "history")
 GRID = {"ham_lr": (0.003, 0.01, 0.03)}
 

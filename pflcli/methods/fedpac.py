@@ -62,6 +62,7 @@ PERSONAL_MODELS = "heads"
 SENDS_MORE = "heads, class means and variances"
 PAPER = "FedPAC"
 YEAR = 2023
+SERVES = ("centroids",)
 GRID = {"lam": (0.1, 1.0, 10.0), "head_epochs": (1, 5), "head_lr": (0.0, 0.02, 0.2)}
 
 State = dict[str, Any]

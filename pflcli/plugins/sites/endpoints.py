@@ -480,7 +480,8 @@ class Server:
     def final(self, site: str) -> tuple[Final, Params]:
         """Return the last message to a site, and its tensors."""
         head = Final(VERSION, self.terms.federation, site, self.rounds, self._last_round(site))
-        return head, final_entries(self._method, self.progress.state)
+        is_known = self.terms.patterns.get("personalize")  # from the first question after the rounds
+        return head, {} if is_known else final_entries(self._method, self.progress.state)
 
 
 def _hash_packages(packages: Mapping[int, Params]) -> dict[int, str]:
@@ -814,14 +815,17 @@ class Site:
         if message.head.rounds != self._rounds:
             raise InputError(f"{path} ends after round {message.head.rounds} of {self._rounds}")
         self._continue_after(message.head, path)
-        message.require_layout(parameters.outline(final_entries(self._method, self.state)))
         self._place.asked, self._place.arrived = self._clients, []
-        if self.terms.patterns_of(self._rounds + 1, self._rounds):
-            if self.rounds <= self._rounds:
-                raise InputError(f"{path} comes before the messages that {self.site} needs to predict")
-            assert self._last is not None
-            self._place.arrived = self._read_deliveries(self._last)
-        return replace_entries(self.state, message.tensors())
+        if not self.terms.patterns.get("personalize"):
+            message.require_layout(parameters.outline(final_entries(self._method, self.state)))
+            return replace_entries(self.state, message.tensors())
+        message.require_layout({})
+        if self.rounds <= self._rounds:
+            raise InputError(f"{path} comes before the messages that {self.site} needs to predict")
+        assert self._last is not None
+        self._place.arrived = self._read_deliveries(self._last)
+        first = messages.read(self._last / "question-0.msg", Question, self.terms.federation, self.site)
+        return replace_entries(self.state, first.tensors(_ENTRY))
 
 
 def inputs_at_site(settings: Settings, sizes: NDArray[np.int64]) -> RunInputs:
