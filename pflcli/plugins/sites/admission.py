@@ -28,7 +28,8 @@ from pflcli.core.simulation import loop
 from pflcli.core.simulation.create_run import create_run
 from pflcli.plugins.sites.after_rounds import embed_by_layer, sends_after_rounds
 from pflcli.plugins.sites.endpoints import final_entries, kept_in_rows, replace_entries, server_entries
-from pflcli.plugins.sites.messages import Layout
+from pflcli.plugins.sites.messages import Layout, Patterns
+from pflcli.plugins.sites.opening import rehearse
 from pflcli.plugins.sites.places import Arrived, AtServer, AtSite, Pending, Reply, Sent, split_package
 from pflcli.workflow import admission
 from pflcli.workflow.admission import BrokenLawError, NotApplicable, describe_error, require
@@ -149,37 +150,44 @@ class _RecordedMean(Average):
         self._clients.append(clients)
 
 
+def _make_run(method: str, plan: Mapping[str, Any], data: Federation, inputs: RunInputs) -> Run:
+    """Return a run of a method with the options and settings of a ``plan``, and a backbone if it needs one."""
+    code, settings = methods.load(method), {key: value for key, value in plan.items() if key != "options"}
+    chosen = config.build(Settings, {"model": "mlp", "participation": 0.5, "batch_size": 4, **settings}, "")
+    cfg = config.build(code.Config, plan["options"], method)
+    run = create_run(code, cfg, data, chosen, 0, replace(inputs, private_rng=partial(rng.generator, 0)))
+    if not code.NEEDS:
+        return run
+    assert run.draw_model is not None
+    backbone = run.draw_model(1)
+    return replace(run, inputs=replace(run.inputs, backbone=backbone, embeddings=embed_by_layer(run, backbone, None)))
+
+
+def rehearse_small(method: str) -> Patterns:
+    """Return what clients of the small federation exchange by a method with its default options."""
+    data, inputs = (
+        keep_samples(small.make_federation(), NOBODY, declared=True),
+        RunInputs(place=AtServer(rehearses=True)),
+    )
+    return rehearse(method, methods.load(method), _make_run(method, {"options": {}, "rounds": 3}, data, inputs))
+
+
 class _Places:
     """The recorded simulation of the small federation, a site for each group of clients, and the server."""
 
     def __init__(self, method: str, plan: Mapping[str, Any], groups: Sequence[NDArray[np.int64]]) -> None:
-        self.name, self.code, self._plan = method, methods.load(method), plan
-        data = small.make_federation()
+        self.name, self.code = method, methods.load(method)
+        make, data = partial(_make_run, method, plan), small.make_federation()
         self.recorded, self.at_server = _Recorded(), AtServer(unpacks=False)
-        self.run = self._make_run(data, RunInputs(place=self.recorded))
-        self.server = self._make_run(keep_samples(data, NOBODY, declared=True), RunInputs(place=self.at_server))
+        self.run = make(data, RunInputs(place=self.recorded))
+        self.server = make(keep_samples(data, NOBODY, declared=True), RunInputs(place=self.at_server))
         self.sites = {
-            tuple(group.tolist()): self._make_run(
-                keep_samples(data, group), RunInputs(place=AtSite(sizes=data.sizes("train")))
-            )
+            tuple(group.tolist()): make(keep_samples(data, group), RunInputs(place=AtSite(sizes=data.sizes("train"))))
             for group in groups
         }
         self.states: dict[tuple[int, ...], State] = {}
         self.state: State = {}
         self.at_its_server: State = {}
-
-    def _make_run(self, data: Federation, inputs: RunInputs) -> Run:
-        settings = {key: value for key, value in self._plan.items() if key != "options"}
-        chosen = {"model": "mlp", "participation": 0.5, "batch_size": 4, **settings}
-        plan, cfg = config.build(Settings, chosen, ""), config.build(self.code.Config, self._plan["options"], self.name)
-        run = create_run(self.code, cfg, data, plan, 0, replace(inputs, private_rng=partial(rng.generator, 0)))
-        if not self.code.NEEDS:
-            return run
-        assert run.draw_model is not None
-        backbone = run.draw_model(1)
-        return replace(
-            run, inputs=replace(run.inputs, backbone=backbone, embeddings=embed_by_layer(run, backbone, None))
-        )
 
     def play(self, t: int) -> None:
         """Play round ``t``, or the setup before the first, in all places; raises BrokenLawError if one differs."""

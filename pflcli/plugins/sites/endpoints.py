@@ -90,11 +90,6 @@ class Terms:
         """Return what may be exchanged in phase ``number``: 0 is the setup, and what follows ``rounds`` the last."""
         return self.patterns.get("setup" if number == 0 else "round" if number <= rounds else "personalize", ())
 
-    def most_bytes(self, phase: str) -> int:
-        """Return the maximum bytes of the tensors that a client sends in a phase, a key of ``patterns``."""
-        kinds = self.patterns.get(phase, ())
-        return max((sum(messages.size(form.layout) for form in each.channels) for each in kinds), default=0)
-
     def max_head(self, clients: int) -> int:
         """Return the maximum bytes of the head of a question to ``clients``, or of their answer."""
         patterns = [pattern for each in self.patterns.values() for pattern in each]
@@ -828,14 +823,15 @@ class Site:
         return replace_entries(self.state, first.tensors(_ENTRY))
 
 
-def inputs_at_site(settings: Settings, sizes: NDArray[np.int64]) -> RunInputs:
+def inputs_at_site(settings: Settings, sizes: NDArray[np.int64], *, sends_records: bool = True) -> RunInputs:
     """Return the inputs of a run at a site: noise is the server's, and a last upload step that packs travels packed.
 
     ``sizes`` (m,) are the numbers of training samples that all clients have declared.
     """
     steps = [uploads.load(step) for step in settings.upload]
     applied = steps[:-1] if steps and steps[-1].packs else steps
-    return RunInputs(place=AtSite(sizes=sizes, steps=steps), uploads=applied, private_mean=lambda mean: None)
+    place = AtSite(sizes=sizes, steps=steps, sends_records=sends_records)
+    return RunInputs(place=place, uploads=applied, private_mean=lambda mean: None)
 
 
 def server_entries(method: Method, state: State) -> Params:

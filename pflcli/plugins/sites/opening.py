@@ -94,7 +94,7 @@ def write_patterns(patterns: Patterns) -> dict[str, Any]:
         phase: [
             {
                 "deliveries": [_write_layout(layout) for layout in each.deliveries],
-                "channels": [{"tensors": _write_layout(f.layout), "update": f.is_update} for f in each.channels],
+                "channels": [_write_form(form) for form in each.channels],
             }
             for each in kinds
         ]
@@ -108,12 +108,21 @@ def read_patterns(written: Mapping[str, Any]) -> Patterns:
         str(phase): tuple(
             Pattern(
                 tuple(_read_layout(each) for each in kind["deliveries"]),
-                tuple(Form(_read_layout(each["tensors"]), bool(each["update"])) for each in kind["channels"]),
+                tuple(_read_form(each) for each in kind["channels"]),
             )
             for kind in kinds
         )
         for phase, kinds in written.items()
     }
+
+
+def _write_form(form: Form) -> dict[str, Any]:
+    written = {"tensors": _write_layout(form.layout), "update": form.is_update}
+    return {**written, **({"record": True} if form.is_record else {})}
+
+
+def _read_form(written: Mapping[str, Any]) -> Form:
+    return Form(_read_layout(written["tensors"]), bool(written["update"]), bool(written.get("record")))
 
 
 def _write_layout(layout: Layout) -> list[list[object]]:
@@ -236,13 +245,20 @@ def open_server(federation: Artifact, terms: Terms, folder: Path, execution: Exe
 
 
 def open_site(
-    federation: Artifact, terms: Terms, data: Partition, site: str, folder: Path, execution: Execution
+    federation: Artifact,
+    terms: Terms,
+    data: Partition,
+    site: str,
+    folder: Path,
+    execution: Execution,
+    *,
+    sends_records: bool = True,
 ) -> Site:
     """Return the site of a client whose state is in ``folder``; ``data`` has the samples of this client alone."""
     spec = make_spec(federation.manifest.request)
     sizes = np.asarray(federation.manifest.request["train"], dtype=np.int64)
     cpu = on_cpu(execution)
-    run = spec.build(data, cpu, inputs_at_site(spec.settings, sizes))
+    run = spec.build(data, cpu, inputs_at_site(spec.settings, sizes, sends_records=sends_records))
     return Site(terms, find_phases(federation.manifest.request, data, cpu), run, site, folder)
 
 
@@ -251,7 +267,7 @@ def claim(folder: Path, facts: Mapping[str, Any]) -> None:
     path = folder / _MARK
     if path.is_file():
         stored = json.loads(path.read_text(encoding="utf-8"))
-        if {**stored, "paths": None} != {**facts, "paths": None}:
+        if any(stored.get(key) != facts[key] for key in facts if key not in ("paths", "sends_records")):
             raise ConflictError(
                 f"{folder} belongs to another {stored.get('role')} or federation", "choose another --out"
             )

@@ -91,7 +91,8 @@ def layout_of(delivery: Delivery) -> Layout:
 
 def form_of(channel: Channel) -> Form:
     """Return what a channel carries for a client."""
-    return Form(parameters.outline({**channel.like, **channel.also}), is_update=channel.start is not None)
+    layout = parameters.outline({**channel.like, **channel.also})
+    return Form(layout, is_update=channel.start is not None, is_record=channel.is_record)
 
 
 def split_package(delivery: Delivery, ids: NDArray[np.int64], package: Params) -> Iterator[tuple[list[int], Params]]:
@@ -270,6 +271,8 @@ class AtSite(_Playing):
     """the numbers of training samples (m,) that all clients have declared"""
     steps: Sequence[Step] = ()
     """the upload steps of the settings"""
+    sends_records: bool = True
+    """whether the site sends records, on which no model depends"""
     arrived: Sequence[Arrived] = ()
     """the deliveries that have arrived in this phase"""
     sent: dict[int, dict[int, tuple[Params, float, float]]] = field(default_factory=dict)
@@ -326,6 +329,8 @@ class AtSite(_Playing):
         """Note what clients that are here send, all at once, and yield it as the server receives it."""
         number, all_received = self.new_channel(run, form_of(channel)), list[TrainedClients]()
         for part in parts:
+            if channel.is_record and not self.sends_records:
+                continue  # other code may run between parts
             received = channel.upload(run, part)
             if channel.start is not None and self.steps and self.steps[-1].packs:
                 start = channel.start(part) if callable(channel.start) else channel.start

@@ -11,6 +11,8 @@ from pflcli.artifacts.reader import Artifact
 from pflcli.core.wording import counted
 from pflcli.evaluation.presentation.section import Section
 from pflcli.evaluation.presentation.tables import Table
+from pflcli.plugins.sites import opening
+from pflcli.plugins.sites.sizes import describe_messages
 
 
 def section(artifact: Artifact) -> Section:
@@ -19,6 +21,18 @@ def section(artifact: Artifact) -> Section:
     tensors = [
         [each["tensor"], each["type"], "x".join(map(str, each["shape"])) or "number"] for each in facts["uploads"]
     ]
+    messages = [
+        [
+            each["when"],
+            "a record that it may refuse" if each["record"] else each["does"],
+            each["tensors"],
+            each["bytes"],
+        ]
+        for each in describe_messages(opening.read_patterns(artifact.manifest.request.get("exchange", {})))
+    ]
+    exchanged = Table(
+        ["when", "a site", "tensors", "bytes, at most"], [[*row[:3], f"{row[3]:,}"] for row in messages], []
+    )
     samples = [[name, f"{count:,}"] for name, count in facts["clients"].items()]
     sent = [(f"What leaves a site of {title}", Table(["tensor", "type", "shape"], tensors, []))] if tensors else []
     rows = [[*pair] for pair in facts["clients"].items()]
@@ -27,7 +41,11 @@ def section(artifact: Artifact) -> Section:
         heading="What leaves the sites",
         title=title,
         answer=_describe(facts),
-        tables=(*sent, (f"Sites of {title}", Table(["site", "training samples"], samples, []))),
+        tables=(
+            *sent,
+            *([(f"Messages of a site of {title}", exchanged)] * bool(messages)),
+            (f"Sites of {title}", Table(["site", "training samples"], samples, [])),
+        ),
         files={"sites.csv": csv_file.encode(["site", "training_samples"], rows)},
         entry={"title": title, **facts},
         page_title="Personalization among real sites",

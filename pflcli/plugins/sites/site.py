@@ -48,6 +48,7 @@ from pflcli.plugins.sites.exchange import (
     retry_unfinished,
 )
 from pflcli.plugins.sites.site_options import AnswerMessage, CheckSite, ServeSite
+from pflcli.plugins.sites.sizes import describe_messages
 from pflcli.workflow.training import hardware, state_files
 from pflcli.workflow.training.run_artifact import Job, summarize, write_predictions, write_rounds
 
@@ -67,9 +68,18 @@ class _Opened:
     terms: Terms
     data: Partition
     client: str
+    sends_records: bool
 
     def site(self, execution: Execution) -> Site:
-        return opening.open_site(self.federation, self.terms, self.data, self.client, self.folder, execution)
+        return opening.open_site(
+            self.federation,
+            self.terms,
+            self.data,
+            self.client,
+            self.folder,
+            execution,
+            sends_records=self.sends_records,
+        )
 
 
 @command(CheckSite)
@@ -89,7 +99,7 @@ def check_site(asked: CheckSite) -> dict[str, Any]:
     """
     out = Path(asked.out)
     agreed, own = open_one(asked.federation, "federation"), open_one(asked.partition, "partition")
-    opened = _open(out, agreed, own)
+    opened = _open(out, agreed, own, sends_records=not asked.without_records)
     opening.require_derived(agreed, opened.terms)
     train = int(opened.data.sizes[:, 0].sum())
     declared = agreed.manifest.request["train"][opened.terms.sites[opened.client][0]]
@@ -106,6 +116,7 @@ def check_site(asked: CheckSite) -> dict[str, Any]:
             "federation": agreed.manifest.fingerprint,
             "partition": own.manifest.fingerprint,
             "role": "site",
+            "sends_records": opened.sends_records,
             "paths": [os.path.relpath(each.path.resolve(), out.resolve()) for each in (agreed, own)],
         },
     )
@@ -123,13 +134,12 @@ def check_site(asked: CheckSite) -> dict[str, Any]:
         "declared_train": declared,
         "other_packages": find_other_packages(opened.terms.versions, own_versions),
         **{key: facts[key] for key in ("uploads", "bytes_up", "bytes_down")},
-        "bytes_before_rounds": opened.terms.most_bytes("setup"),
-        "bytes_after_rounds": opened.terms.most_bytes("personalize"),
+        "messages": describe_messages(opened.terms.patterns, sends_records=opened.sends_records),
         "most_attempts": len(opened.terms.sites),
     }
 
 
-def _open(folder: Path, federation: Artifact, partition: Artifact) -> _Opened:
+def _open(folder: Path, federation: Artifact, partition: Artifact, *, sends_records: bool) -> _Opened:
     terms = opening.read_terms(federation)
     request = partition.manifest.request
     if request.get("federation") != federation.manifest.fingerprint:
@@ -137,7 +147,8 @@ def _open(folder: Path, federation: Artifact, partition: Artifact) -> _Opened:
             f"{partition.path} was not made for {federation.path}",
             f"pfl partition DATA --like {federation.path} --client NAME -o DIR",
         )
-    return _Opened(folder, federation, partition, terms, partitions.read(partition), request["client"])
+    data, client = partitions.read(partition), request["client"]
+    return _Opened(folder, federation, partition, terms, data, client, sends_records)
 
 
 def _reopen(folder: Path) -> _Opened:
@@ -150,7 +161,7 @@ def _reopen(folder: Path) -> _Opened:
     for kind, each in (("federation", federation), ("partition", partition)):
         if each.manifest.fingerprint != facts[kind]:
             raise InputError(f"{each.path} is not the {kind} that {folder} was made with")
-    return _open(folder, federation, partition)
+    return _open(folder, federation, partition, sends_records=facts.get("sends_records", True))
 
 
 @command(ServeSite)

@@ -47,12 +47,9 @@ def _describe(facts: Mapping[str, Any]) -> Iterator[str]:
     yield f"in a round, '{facts['client']}' sends {facts['bytes_up']:,} bytes, and receives {facts['bytes_down']:,}:"
     for each in facts["uploads"]:
         yield f"  {each['tensor']}  {each['type']}  {'x'.join(map(str, each['shape'])) or 'number'}"
-    for when, count in (
-        ("before the first round", "bytes_before_rounds"),
-        ("after the last round", "bytes_after_rounds"),
-    ):
-        if facts[count]:
-            yield f"  {when}, it sends {facts[count]:,} bytes of these"
+    for each in facts["messages"]:
+        refused = "; a record, which --without-records keeps here" if each["record"] else ""
+        yield f"  {each['when']}, it {each['does']} {each['bytes']:,} bytes: {each['tensors']}{refused}"
     yield "  with weights, training losses, whether training diverged, and versions; no sample"
     attempts = counted(facts["most_attempts"], "attempt")
     yield f"  the server may repeat a round without sites that drop out, {attempts} at most"

@@ -264,6 +264,26 @@ def test_methods_personalize_nobody(name):
         assert small.personalize(name, run, state, np.zeros(0, np.int64)).splits == ("validation", "test")
 
 
+@pytest.mark.parametrize("name", ["fedattn", "fedham", "gossip", "panm", "pens"])
+def test_sites_that_refuse_records_change_no_model(name, tmp_path):
+    world = make_world(name, tmp_path, rounds=4, participation=1.0)
+    server = world.make_server()
+    sites = {site: world.make_site(site, sends_records=site == "b") for site in world.sites}
+    for t, (_, state, expected) in enumerate(world.simulate()):
+        row = world.play(server, sites)
+        assert (row["clients"], row["loss"]) == (expected["clients"], expected["loss"])
+        right, found = (
+            server_entries(world.method, {key: value for key, value in each.items() if key not in world.method.RECORDS})
+            for each in (state, server.progress.state)
+        )
+        require_same(right, found, f"round {t + 1}")
+    kinds = world.terms.patterns["round"]
+    records = {number for each in kinds for number, form in enumerate(each.channels) if form.is_record}
+    sent = {site: {number for number, each in sites[site]._place.sent.items() if each} for site in "ab"}
+    assert records
+    assert sent["a"] == sent["b"] - records != sent["b"]
+
+
 SMALL = small.make_federation(client_sizes=[(8, 2, 2), (9, 3, 3), (10, 3, 4), (14, 4, 4)])
 """Four sites with 12, 15, 17 and 22 samples: a product over all of them has other last bits than one of each."""
 
