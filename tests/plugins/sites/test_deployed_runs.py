@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from dataclasses import replace
 
@@ -116,6 +117,9 @@ def find_obstacle(name, options=None, rounds=4, upload=()):
 def test_methods_are_admitted_if_their_clients_need_only_what_they_download():
     admitted = {name for name in registry.names("methods") if not find_obstacle(name)}
     assert admitted == ADMITTED | SEVERAL | AFTER_ROUNDS | EXCHANGING
+    page = (registry.ROOT.parent / "docs" / "deployment.md").read_text().partition("## Which methods")[2]
+    rows = re.findall(r"^\| (`.*`) \| (?:yes|likewise)", page, re.MULTILINE)
+    assert {name for row in rows for name in row.replace("`", "").split()} == admitted - {"knn-per-extended"}
     assert "it is a reference" in find_obstacle("constant")
     assert find_obstacle("lg-fedavg", {"warmup": 6}, rounds=6) == ""
     assert "know only what they download" in find_obstacle("lg-fedavg", {"warmup": 6}, rounds=10)
