@@ -378,6 +378,10 @@ def _play(server: Server, names: list[str], exchange: Path, asked: RunFederation
                 f"{shlex.join(asked.execution.command)} asks this round again",
             )
         row, silent = server.close(inbox.found), inbox.missing
+        for site in server.implausible:
+            asked.execution.reporter.say(
+                f"round {phase}: {site} counts as absent: it sends numbers over a million times as large as others do"
+            )
         if row is not None:
             asked.execution.reporter.say(
                 f"round {server.rounds}: loss {row['loss']:.4f}, {counted(row['clients'], 'client')}"

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from worlds_of_sites import GROUPS, digest, make_world
+from worlds_of_sites import GROUPS, digest, make_world, rewrite
 
 from pflcli.core import registry
 from pflcli.core.errors import ComputationError, InputError
@@ -286,6 +286,45 @@ def test_sites_that_refuse_records_change_no_model(name, tmp_path):
     sent = {site: {number for number, each in sites[site]._place.sent.items() if each} for site in "ab"}
     assert records
     assert sent["a"] == sent["b"] - records != sent["b"]
+
+
+def put_numbers(path, number):
+    """Replace all numbers that are not whole in a message."""
+
+    def change(head, entries, data):
+        changed = bytearray(data)
+        for entry in entries.values():
+            kind = {"F32": np.float32, "F64": np.float64}.get(entry["dtype"])
+            first, last = entry["data_offsets"]
+            if kind is not None:
+                changed[first:last] = np.full((last - first) // np.dtype(kind).itemsize, number, kind).tobytes()
+        return bytes(changed)
+
+    rewrite(path, change)
+
+
+@pytest.mark.parametrize("name", sorted(ADMITTED | SEVERAL))
+def test_a_site_that_sends_huge_numbers_drops_out_and_the_rounds_go_on(name, tmp_path):
+    """Clients could not train from a mean with such numbers, and the server would end in the next round."""
+    sites = {f"site {client}": (client,) for client in range(4)}
+    world = make_world(name, tmp_path, sites, SMALL, rounds=3, participation=1.0)
+    simulated = [row for _, _, row in world.simulate({0: [3]})]
+    server, sites = world.make_server(), {site: world.make_site(site) for site in world.sites}
+    dropped = set()
+    while not server.is_finished:
+        questions, paths = world.write_questions(server)
+        answers = {}
+        for site, question in questions.items():
+            answer = paths[site].with_suffix(".answer")
+            shutil.copy(sites[site].answer(paths[site]), answer)
+            if (site, question.round) == ("site 3", 1):
+                put_numbers(answer, 1e15)
+            answers[site] = server.check(answer, question, digest(paths[site]))
+        server.close(answers)
+        dropped |= {*server.implausible}
+    assert dropped == {"site 3"}
+    assert [(row["clients"], row["dropped"]) for row in server.progress.rows] == [(3, 1), (4, 0), (4, 0)]
+    assert [row["loss"] for row in server.progress.rows] == [row["loss"] for row in simulated]
 
 
 SMALL = small.make_federation(client_sizes=[(8, 2, 2), (9, 3, 3), (10, 3, 4), (14, 4, 4)])
