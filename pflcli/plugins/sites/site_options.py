@@ -35,6 +35,14 @@ class CheckSite(Options):
     without_records: Annotated[
         bool, typer.Option("--without-records", help="Send no records, on which no model depends.")
     ] = False
+    fewest: Annotated[
+        int,
+        typer.Option(
+            help="Send no scores of fewer test samples than this many, but their number; for several methods.",
+            min=0,
+            metavar="N",
+        ),
+    ] = 5
 
 
 @dataclass(frozen=True)
