@@ -25,6 +25,8 @@ from pflcli.core.federation.run import Run
 from pflcli.core.wording import as_typed
 from pflcli.plugins.checks.laws.federations import add_new_clients, make_numbers
 from pflcli.plugins.sites import admission
+from pflcli.plugins.sites.after_rounds import sends_after_rounds
+from pflcli.plugins.sites.sizes import describe_messages
 from pflcli.workflow.admission import small_federation as small
 
 FOLDER = fill.ROOT / "docs" / "methods"
@@ -83,6 +85,8 @@ def write_card(name: str) -> str:
     ]
     if entry["options"]:
         parts += ["\n## Options\n", _describe_options(entry["options"], code.GRID)]
+    if messages := _describe_messages(name, code):
+        parts += ["\n## Messages among real sites\n", messages]
     results = "\n\n".join(_list_results(name))
     parts += ["\n## Published results\n", results or "None of the stored tables has it."]
     return "\n".join([*parts, "\n<!-- end -->", ""])
@@ -118,6 +122,24 @@ def _describe_exchange(name: str, code: methods.Method) -> str:
     if parts or code.has_rounds:
         return "; ".join(parts) or "updates, of which the server takes a mean"
     return "nothing after the rounds of its global model" if code.KIND == "posthoc" else "nothing"
+
+
+def _describe_messages(name: str, code: methods.Method) -> str:
+    """Return what a client receives and sends among real sites, as a table; empty if the method does not run there."""
+    if (not code.has_rounds and not sends_after_rounds(code)) or admission.find_obstacle(name, {}, 1, ()):
+        return ""
+    found = describe_messages(admission.rehearse_small(name))
+    heading = ["when", "a client", "tensors", "bytes"]
+    shown = [
+        [
+            each["when"] if code.has_rounds else "after the rounds of the backbone",
+            f"{each['does']}{', or refuses' * each['record']}",
+            each["tensors"],
+            f"{each['bytes']:,}",
+        ]
+        for each in found
+    ]
+    return "Seven clients, five features, three classes, `mlp`:\n\n" + fill.to_markdown([heading, *shown])
 
 
 def _describe_cost(name: str) -> str:

@@ -75,7 +75,7 @@ class Method(Protocol):
     Everything else is the server's, and clients read of it only what ``run.deliver`` or ``run.download`` yields"""
 
     SERVES: tuple[str, ...] = ()
-    """keys of the state whose tables are the server's, though they have a row for each client"""
+    """keys of the state that clients do not read: tables with a row for each client, and what grows in the rounds"""
 
     PAIRS_KEPT: float = 0
     """bytes of the state per pair of clients, if memory grows with the square of the number of clients"""

@@ -37,7 +37,7 @@ SENDS_MORE = "models, of which the server takes a mean per cluster"
 PAPER = "Clustered FL"
 YEAR = 2020
 TASKS = ("any",)
-SERVES = ("update",)
+SERVES = ("models", "update", "largest")
 RECORDS = ("cluster",)
 
 State = dict[str, Any]
@@ -104,11 +104,8 @@ def _split_clusters(run: Run, state: State, cluster: NDArray[np.int64], t: int) 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
     """Predict with the model of each client's cluster; one that never took part takes that of the lowest loss."""
-    all_clusters = state["cluster"].cpu().numpy()
-    cluster, is_new = all_clusters[clients], all_clusters[clients] < 0
-    if is_new.any():
-        cluster[is_new] = clusters.find_best(run, state["models"], clients[is_new], all_clusters)
-    return run.predictor(clients, clusters.select_models(state["models"], cluster))
+    models, _ = clusters.receive_models(run, state["models"], clients, state["cluster"].cpu().numpy())
+    return run.predictor(clients, clusters.stack_received(run, models, clients))
 
 
 def _split(

@@ -44,7 +44,7 @@ from pflcli.methods.parts.server_optimizer import adam_moments, adam_step
 KIND = "server"
 NEEDS = ()
 PERSONAL_MODELS = "z"
-SERVES = ("z", "biases")
+SERVES = ("z", "biases", "attention", "adam")
 SENDS_MORE = "biases and representations"
 PAPER = "FedAttn"
 YEAR = 2022

@@ -33,7 +33,7 @@ from pflcli.methods.parts.bias_attention import (
 KIND = "server"
 NEEDS = ()
 PERSONAL_MODELS = "z"
-SERVES = ("z", "biases")
+SERVES = ("z", "biases", "attention", "adam")
 SENDS_MORE = "biases and representations"
 PAPER = "FedAttn extended"
 YEAR = 2022

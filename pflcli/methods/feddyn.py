@@ -43,6 +43,7 @@ NEEDS = ()
 PAPER = "FedDyn"
 YEAR = 2021
 TASKS = ("any",)
+SERVES = ("h",)
 GRID = {"alpha": (0.01, 0.1, 1.0)}
 
 State = dict[str, Any]

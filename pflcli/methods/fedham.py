@@ -56,6 +56,7 @@ PAPER = "FedHAM"
 CHOOSES_IN_ROUNDS = "the share of its own model"
 YEAR = 2023
 TASKS = ("any",)
+SERVES = ("sketches", "warmup")
 RECORDS = ("attention", "history")
 GRID = {"ham_lr": (0.003, 0.01, 0.03)}
 
@@ -311,7 +312,7 @@ def _learn(
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
     """Predict with each client's own model; with the global one for clients that never took part."""
-    cfg, best = run.cfg, run.cfg.predicts_with == "best"
+    cfg, best = run.cfg, run.cfg.predicts_with == "best" and len(clients) > 0
     stacked = {name: value.expand(len(clients), *value.shape).clone() for name, value in state["global"].items()}
     earlier, answer = run.read_choices("answer", clients), np.zeros(len(clients))
     least = run.client_losses(clients, stacked, "validation") if best else np.zeros(len(clients))

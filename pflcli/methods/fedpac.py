@@ -31,8 +31,8 @@ first trains the initial head on the last body for `newcomer_epochs`. Prediction
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -42,7 +42,17 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 from torch import Tensor
 
-from pflcli.method import Params, Predictor, Run, Stacked, StackedBatch, parameters
+from pflcli.method import (
+    ModelTable,
+    Packages,
+    Params,
+    Predictor,
+    Run,
+    Stacked,
+    StackedBatch,
+    TrainedClients,
+    parameters,
+)
 from pflcli.methods.parts.class_means import class_means
 
 KIND = "server"
@@ -52,6 +62,7 @@ PERSONAL_MODELS = "heads"
 SENDS_MORE = "heads, class means and variances"
 PAPER = "FedPAC"
 YEAR = 2023
+SERVES = ("centroids",)
 GRID = {"lam": (0.1, 1.0, 10.0), "head_epochs": (1, 5), "head_lr": (0.0, 0.02, 0.2)}
 
 State = dict[str, Any]
@@ -90,28 +101,48 @@ def setup(run: Run) -> State:
 
 def train_round(run: Run, state: State, t: int) -> State:
     """Train heads and then aligned bodies of a cohort, average bodies and centroids, and combine heads."""
-    cohort, heads, centroids, cfg = run.cohort(t), state["heads"], state["centroids"], run.cfg
-    body = run.download(state["body"], cohort)
-    run.send("down", {"centroids": centroids["mean"][centroids["known"] > 0]}, copies=len(cohort))
-    bodies = parameters.repeat(body, len(cohort))
-    start, rate = {**bodies, **heads[cohort]}, cfg.head_lr or None
-    for part in run.local_sgd(cohort, start, t=t, name="head", epochs=cfg.head_epochs, lr=rate, trainable="head."):
+    here, heads, cfg = run.cohort(t), state["heads"], run.cfg
+    body = run.download(state["body"], here)
+    centroids = run.download(state["centroids"], here, counted=False)
+    run.send("down", {"centroids": centroids["mean"][centroids["known"] > 0]}, copies=len(run.everyone(here)))
+    bodies = parameters.repeat(body, len(here))
+    start, rate = {**bodies, **heads[here]}, cfg.head_lr or None
+    for part in run.local_sgd(here, start, t=t, name="head", epochs=cfg.head_epochs, lr=rate, trainable="head."):
         heads[part.clients] = part.params
-    mean = run.averaging(body)
-    total, counts = torch.zeros_like(centroids["mean"], dtype=torch.float64), np.zeros(len(centroids["known"]))
-    plan = {"name": "body", "trainable": "body.", **_alignment(run, centroids)}
-    for part in run.local_sgd(cohort, {**bodies, **heads[cohort]}, t=t, **plan):
-        mean.add(part.params, part.weights, part.clients)
-        own, n = class_means(run, part.clients, part.params)
-        total += (own.double() * torch.from_numpy(n).to(own.device)[..., None]).sum(dim=0)
-        counts += n.sum(axis=0)
-        run.send("up", {"means": own[torch.from_numpy(n > 0)]})
+    mean, plan = run.averaging(body), {"name": "body", "trainable": "body.", **_alignment(run, centroids)}
+
+    def train() -> Iterator[TrainedClients]:
+        for part in run.local_sgd(here, {**bodies, **heads[here]}, t=t, **plan):
+            mean.add(part.params, part.weights, part.clients)
+            means, n = class_means(run, part.clients, part.params)
+            sent = {"means": means, "counts": torch.from_numpy(n).to(means.device)}
+            if cfg.collaborate:
+                own = heads[part.clients]
+                models = {**parameters.repeat(body, len(part.clients)), **own}
+                sent |= {**own, **_feature_statistics(run, part.clients, models)}
+            yield replace(part, params=sent)
+
+    like = {"means": centroids["mean"], "counts": centroids["known"].double()}
     if cfg.collaborate:
-        _combine_heads(run, state, cohort, body)
-    samples = torch.from_numpy(counts).to(total.device)[:, None]
-    means = torch.where(samples > 0, (total / samples.clamp(min=1)).float(), centroids["mean"])
-    known = torch.maximum(centroids["known"], (samples[:, 0] > 0).to(centroids["known"]))
-    return {"body": mean.value(), "heads": heads, "centroids": {"mean": means, "known": known}}
+        like |= {**heads.default, "h": centroids["mean"].double(), "v": torch.zeros((), dtype=torch.float64)}
+    total, samples = torch.zeros_like(centroids["mean"], dtype=torch.float64), torch.zeros_like(like["counts"])
+    parts = list[TrainedClients]()
+    for part in run.collect(train(), like, counted=False):
+        means, n = part.params["means"], part.params["counts"]
+        total += (means.double() * n[..., None]).sum(dim=0)
+        samples += n.sum(dim=0)
+        run.send("up", {"means": means[n > 0]})
+        if cfg.collaborate:
+            parts.append(part)
+            run.send("up", heads.default, copies=len(n))
+            h = part.params["h"]
+            run.send("up", {"h": h[h.abs().sum(dim=2) > 0].float(), "v": part.params["v"].float()})
+    if cfg.collaborate:
+        for clients, combined in run.deliver(lambda: _combine_heads(heads, parts), here, heads.default, rows=True):
+            heads[clients] = combined
+    average = torch.where(samples[:, None] > 0, (total / samples.clamp(min=1)[:, None]).float(), centroids["mean"])
+    known = torch.maximum(centroids["known"], (samples > 0).to(centroids["known"]))
+    return {"body": mean.value(), "heads": heads, "centroids": {"mean": average, "known": known}}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
@@ -140,23 +171,22 @@ def _losses(logits: Tensor, z: Tensor, params: Mapping[str, Tensor], batch: Stac
     return batch.loss(logits) + shared["lam"] * batch.mean(apart)
 
 
-def _combine_heads(run: Run, state: State, cohort: NDArray[np.int64], body: Params) -> None:
-    """Let the server send each client of a cohort the heads of all, combined for it."""
-    heads = state["heads"]
-    own = heads[cohort]
-    h, v = _feature_statistics(run, cohort, {**parameters.repeat(body, len(cohort)), **own})
-    for link in ("up", "down"):
-        run.send(link, parameters.pick(own, 0), copies=len(cohort))
-    has = h.abs().sum(dim=2) > 0
-    run.send("up", {"h": h[has].float(), "v": v.float()})
-    weights = torch.from_numpy(combination_weights(h.flatten(1).cpu().numpy(), v.cpu().numpy()))
-    for name, value in own.items():
-        flat = value.flatten(1)
-        own[name] = (weights.to(flat.device) @ flat.double()).to(flat).view_as(value)
-    heads[cohort] = own
+def _combine_heads(heads: ModelTable, parts: Sequence[TrainedClients]) -> Packages:
+    """Yield the clients of a cohort with the heads that the server combines for them, of what they sent in parts."""
+    order = np.argsort(clients := np.concatenate([part.clients for part in parts]))
+    sent = {
+        name: torch.cat([part.params[name] for part in parts])[torch.from_numpy(order)]
+        for name in ("h", "v", *heads.default)
+    }
+    weights = torch.from_numpy(combination_weights(sent["h"].flatten(1).cpu().numpy(), sent["v"].cpu().numpy()))
+    combined = {}
+    for name in heads.default:
+        flat = sent[name].flatten(1)
+        combined[name] = (weights.to(flat.device) @ flat.double()).to(flat).view_as(sent[name])
+    yield clients[order], combined
 
 
-def _feature_statistics(run: Run, clients: NDArray[np.int64], models: Stacked) -> tuple[Tensor, Tensor]:
+def _feature_statistics(run: Run, clients: NDArray[np.int64], models: Stacked) -> Stacked:
     """Return h (m, C, d) and V (m,) of the clients' features by their models."""
     hs, variances = [], []
     embedded = run.engine.outputs_each(clients, models, "train", features=True)
@@ -165,7 +195,7 @@ def _feature_statistics(run: Run, clients: NDArray[np.int64], models: Stacked) -
         h = z.new_zeros(run.federation.classes, z.shape[1]).index_add_(0, y, z) / len(z)
         hs.append(h)
         variances.append((z.square().sum() / len(z) - h.square().sum()).clamp(min=0) / len(z))
-    return torch.stack(hs), torch.stack(variances)
+    return {"h": torch.stack(hs), "v": torch.stack(variances)}
 
 
 def combination_weights(h: Array, v: Array) -> Array:

@@ -45,6 +45,7 @@ import numpy as np
 import torch
 from annotated_types import Ge, Gt, Le, MinLen
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pflcli.method import Embedded, Neighbours, Params, Predictor, Run, Space, TrainedClients, repeat
 from pflcli.methods import knn_per
@@ -107,20 +108,28 @@ def setup(run: Run) -> State:
     nobody = TrainedClients.untrained(able[:0], repeat(like, 0))
     parts = [nobody, *run.collect(_describe(run, able), like, counted=False)]
     sent = {name: torch.cat([part.params[name] for part in parts]) for name in like}
-    # A class without samples is not sent.
+    shared = {**sent, "clients": torch.from_numpy(np.concatenate([part.clients for part in parts])).int()}
+    variance = {"variance": _pool_variance(shared.pop("squares"), shared["counts"])}
+    run.send("up", _drop_absent(sent))  # only classes with samples are counted
+    like = {"means": like["means"], "counts": like["counts"], "clients": count}
+    like |= {"labels": number.repeat(classes)} if is_number else {}
+    shared = run.download(shared, able, like, most=len(run.clients), counted=False)
+    variance = run.download(variance, able, counted=False)
+    known = {**_drop_absent(shared), **variance}
+    run.send("down", known, copies=len(run.everyone(able)))
+    return {"shared": known}
+
+
+def _pool_variance(squares: Tensor, counts: Tensor) -> Tensor:
+    """Return the variance within classes by the sums of squares (p,) of clients with ``counts`` (p, C) of samples."""
+    freedom = int(counts.sum()) - int((counts > 0).sum())
+    return torch.tensor(sum(squares.tolist()) / max(freedom, 1), dtype=torch.float32)
+
+
+def _drop_absent(sent: Params) -> Params:
+    """Return what clients (p, ...) send, with means and labels (r, ...) of the classes alone that they have."""
     has = sent["counts"] > 0
-    sent |= {name: sent[name][has] for name in ("means", *("labels",) * is_number)}
-    run.send("up", sent)
-    squares, freedom = sum(sent.pop("squares").tolist()), int(sent["counts"].sum()) - int(has.sum())
-    shared = {
-        **sent,
-        "clients": torch.from_numpy(np.concatenate([part.clients for part in parts])).int(),
-        "variance": torch.tensor([squares / max(freedom, 1)], dtype=torch.float32),
-    }
-    like = {"means": mean, "counts": like["counts"], "clients": count, "variance": number}
-    like |= {"labels": number} if is_number else {}
-    shared = run.download(shared, able, like, most=len(run.clients) * classes)
-    return {"shared": {**shared, "variance": shared["variance"][0]}}
+    return {name: value[has] if name in ("means", "labels") else value for name, value in sent.items()}
 
 
 def _describe(run: Run, able: NDArray[np.int64]) -> Iterator[TrainedClients]:

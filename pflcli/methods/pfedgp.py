@@ -166,6 +166,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
         return [piece.numpy() for piece in torch.split(p.float().cpu(), [len(part) for part in query_z])]
 
     pieces_by_client = run.engine.each(predict, len(clients))
+    pieces_by_client.append([np.zeros((0, run.task.outputs), np.float32)] * len(splits))
     predictions = {split: np.concatenate(pieces) for split, *pieces in zip(splits, *pieces_by_client, strict=True)}
     return Predictor(lambda split: {"p": predictions[split]}, splits)
 

@@ -33,6 +33,7 @@ IGNORES = ("momentum",)
 PAPER = "SCAFFOLD"
 YEAR = 2020
 TASKS = ("any",)
+SERVES = ("control",)
 GRID = {"server_lr": (0.3, 1.0)}
 
 State = dict[str, Any]

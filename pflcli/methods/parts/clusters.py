@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pflcli.method import Diverged, Packages, Params, Run, Stacked, TrainedClients, parameters
 
@@ -36,27 +37,38 @@ def train_and_average(
     starts with ``shared``, if it is not empty, are averaged over the whole cohort. ``on_upload`` is called with each
     uploaded part and the initial models of its clients.
     """
-    initial: dict[int, Params] = {}
-    chosen = torch.full((len(run.clients),), -1)
-    all_models, most = (lambda: _all_models(run, models, here, cluster)), len(run.clients)
-    packages = run.deliver(all_models, here, run.init, most=most, counted=False)
-    for ids, received in packages:
-        best = find_best(run, received, ids, cluster)
-        choices = [parameters.pick(received, c) for c in range(len(next(iter(received.values()))))]
-        initial |= {client: choices[c] for client, c in zip(ids.tolist(), best.tolist(), strict=True)}
-        chosen[torch.from_numpy(ids)] = torch.from_numpy(best)
-    for ids, own in run.deliver(lambda: _own_models(run, models, here, cluster), here, run.init, counted=False):
-        initial |= dict.fromkeys(ids.tolist(), own)
+    initial, chosen = receive_models(run, models, here, cluster)
 
     def train() -> Iterator[TrainedClients]:
         for ids in run.client_chunks(here):
-            for part in run.local_sgd(ids, _stack_initial(initial, ids), t=t):
+            for part in run.local_sgd(ids, stack_received(run, initial, ids), t=t):
                 yield replace(part, params={**part.params, "cluster": chosen[torch.from_numpy(part.clients)]})
 
     parts = run.collect(
-        train(), run.init, start=lambda part: _stack_initial(initial, part.clients), also={"cluster": chosen[0]}
+        train(), run.init, start=lambda part: stack_received(run, initial, part.clients), also={"cluster": chosen[0]}
     )
     return run.serve(lambda: _average(run, models, parts, cluster, t, shared, on_upload), (models, cluster))
+
+
+def receive_models(
+    run: Run, models: Stacked, here: NDArray[np.int64], cluster: NDArray[np.int64]
+) -> tuple[dict[int, Params], Tensor]:
+    """Send each client of the cohort the model of its cluster (m,), or all of them if it has none, -1.
+
+    Returns what each client that is ``here`` (n,) takes, in the latter case the model with the lowest loss, and the
+    numbers (m,) of those that clients chose, -1 for the others.
+    """
+    received: dict[int, Params] = {}
+    chosen = torch.full((len(run.clients),), -1)
+    all_models, most = (lambda: _all_models(run, models, here, cluster)), len(run.clients)
+    for ids, sent in run.deliver(all_models, here, run.init, most=most, counted=False):
+        best = find_best(run, sent, ids, cluster)
+        choices = [parameters.pick(sent, c) for c in range(len(next(iter(sent.values()))))]
+        received |= {client: choices[c] for client, c in zip(ids.tolist(), best.tolist(), strict=True)}
+        chosen[torch.from_numpy(ids)] = torch.from_numpy(best)
+    for ids, own in run.deliver(lambda: _own_models(run, models, here, cluster), here, run.init, counted=False):
+        received |= dict.fromkeys(ids.tolist(), own)
+    return received, chosen
 
 
 def _all_models(run: Run, models: Stacked, here: NDArray[np.int64], cluster: NDArray[np.int64]) -> Packages:
@@ -73,12 +85,12 @@ def _own_models(run: Run, models: Stacked, here: NDArray[np.int64], cluster: NDA
         yield cohort[cluster[cohort] == c], parameters.pick(models, c)
 
 
-def _stack_initial(initial: Mapping[int, Params], clients: NDArray[np.int64]) -> Stacked:
-    """Return a read-only stack (n, ...) with the model from which each of these clients trains."""
-    models = [initial[client] for client in clients.tolist()]
+def stack_received(run: Run, received: Mapping[int, Params], clients: NDArray[np.int64]) -> Stacked:
+    """Return a read-only stack (n, ...) with the model that each of these clients has received."""
+    models = [received[client] for client in clients.tolist()] or [run.init]
     # A new client has a view of its own of the model that it chose.
     if len({tuple(value.data_ptr() for value in model.values()) for model in models}) == 1:
-        return parameters.repeat(models[0], len(models))
+        return parameters.repeat(models[0], len(clients))
     return parameters.stack(models)
 
 

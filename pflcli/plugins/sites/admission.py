@@ -8,7 +8,7 @@ to be the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -26,9 +26,10 @@ from pflcli.core.parameters.model_table import ModelTable
 from pflcli.core.settings import Settings
 from pflcli.core.simulation import loop
 from pflcli.core.simulation.create_run import create_run
-from pflcli.core.wording import listed
+from pflcli.plugins.sites.after_rounds import embed_by_layer, sends_after_rounds
 from pflcli.plugins.sites.endpoints import final_entries, kept_in_rows, replace_entries, server_entries
-from pflcli.plugins.sites.messages import Layout
+from pflcli.plugins.sites.messages import Layout, Patterns
+from pflcli.plugins.sites.opening import rehearse
 from pflcli.plugins.sites.places import Arrived, AtServer, AtSite, Pending, Reply, Sent, split_package
 from pflcli.workflow import admission
 from pflcli.workflow.admission import BrokenLawError, NotApplicable, describe_error, require
@@ -60,6 +61,8 @@ class _Recorded(Place):
     def __init__(self) -> None:
         super().__init__()
         self.phase = _Phase()
+        self.averaged = 0
+        """the bytes of updates of which the server takes means"""
         self.is_over = False
         """whether the rounds are over; before, personal models are measured, which is no phase"""
 
@@ -129,7 +132,11 @@ class _Recorded(Place):
         phase = self._begin(run)
         phase.updates.add(len(phase.channels))
         phase.channels.append({})
-        return _RecordedMean(run, downloaded, phase.channels[-1])
+        return _RecordedMean(run, downloaded, phase.channels[-1], self)
+
+    def sends_more(self, run: Run) -> bool:
+        """Return whether clients have sent more than updates of which the server takes means."""
+        return run.traffic["up"] + run.traffic["peer"] > self.averaged
 
 
 class _RecordedMean(Average):
@@ -137,42 +144,60 @@ class _RecordedMean(Average):
 
     is_plain = False
 
-    def __init__(self, run: Run, downloaded: Params, sent: dict[int, tuple[Params, float, float]]) -> None:
+    def __init__(
+        self, run: Run, downloaded: Params, sent: dict[int, tuple[Params, float, float]], place: _Recorded
+    ) -> None:
         super().__init__(run, downloaded)
-        self._sent = sent
+        self._sent, self._place = sent, place
 
     def add(self, params: Stacked, weights: NDArray[np.float64], clients: NDArray[np.int64]) -> None:
+        before = self._run.traffic["up"]
         received = self._run.upload(params, self._downloaded, clients)
+        self._place.averaged += self._run.traffic["up"] - before
         for place, client in enumerate(clients.tolist()):
             self._sent[client] = _copy(parameters.pick(received, place)), float(weights[place]), 0.0
         self._uploads.add(received, weights)
         self._clients.append(clients)
 
 
+def _make_run(method: str, plan: Mapping[str, Any], data: Federation, inputs: RunInputs) -> Run:
+    """Return a run of a method with the options and settings of a ``plan``, and a backbone if it needs one."""
+    code, settings = methods.load(method), {key: value for key, value in plan.items() if key != "options"}
+    chosen = config.build(Settings, {"model": "mlp", "participation": 0.5, "batch_size": 4, **settings}, "")
+    cfg = config.build(code.Config, plan["options"], method)
+    run = create_run(code, cfg, data, chosen, 0, replace(inputs, private_rng=partial(rng.generator, 0)))
+    if not code.NEEDS:
+        return run
+    assert run.draw_model is not None
+    backbone = run.draw_model(1)
+    return replace(run, inputs=replace(run.inputs, backbone=backbone, embeddings=embed_by_layer(run, backbone, None)))
+
+
+def rehearse_small(method: str) -> Patterns:
+    """Return what clients of the small federation exchange by a method with its default options."""
+    data, inputs = (
+        keep_samples(small.make_federation(), NOBODY, declared=True),
+        RunInputs(place=AtServer(rehearses=True)),
+    )
+    return rehearse(method, methods.load(method), _make_run(method, {"options": {}, "rounds": 3}, data, inputs))
+
+
 class _Places:
     """The recorded simulation of the small federation, a site for each group of clients, and the server."""
 
     def __init__(self, method: str, plan: Mapping[str, Any], groups: Sequence[NDArray[np.int64]]) -> None:
-        self.name, self.code, self._plan = method, methods.load(method), plan
-        data = small.make_federation()
+        self.name, self.code = method, methods.load(method)
+        make, data = partial(_make_run, method, plan), small.make_federation()
         self.recorded, self.at_server = _Recorded(), AtServer(unpacks=False)
-        self.run = self._make_run(data, RunInputs(place=self.recorded))
-        self.server = self._make_run(keep_samples(data, NOBODY, declared=True), RunInputs(place=self.at_server))
+        self.run = make(data, RunInputs(place=self.recorded))
+        self.server = make(keep_samples(data, NOBODY, declared=True), RunInputs(place=self.at_server))
         self.sites = {
-            tuple(group.tolist()): self._make_run(
-                keep_samples(data, group), RunInputs(place=AtSite(sizes=data.sizes("train")))
-            )
+            tuple(group.tolist()): make(keep_samples(data, group), RunInputs(place=AtSite(sizes=data.sizes("train"))))
             for group in groups
         }
         self.states: dict[tuple[int, ...], State] = {}
         self.state: State = {}
         self.at_its_server: State = {}
-
-    def _make_run(self, data: Federation, inputs: RunInputs) -> Run:
-        settings = {key: value for key, value in self._plan.items() if key != "options"}
-        chosen = {"model": "mlp", "participation": 0.5, "batch_size": 4, **settings}
-        plan, cfg = config.build(Settings, chosen, ""), config.build(self.code.Config, self._plan["options"], self.name)
-        return create_run(self.code, cfg, data, plan, 0, replace(inputs, private_rng=partial(rng.generator, 0)))
 
     def play(self, t: int) -> None:
         """Play round ``t``, or the setup before the first, in all places; raises BrokenLawError if one differs."""
@@ -186,19 +211,7 @@ class _Places:
             if len(asked):
                 state = poison(self.code, self.states.get(group, {}))
                 self.states[group] = self._at_one_site(run, state, asked, t, when)
-        replies = {
-            client: Reply(
-                trained=True,
-                complete={*range(len(phase.channels))},
-                sent={
-                    number: Sent(partial(_copy, sent[client][0]), *sent[client][1:])
-                    for number, sent in enumerate(phase.channels)
-                    if client in sent
-                },
-            )
-            for client in phase.asked.tolist()
-        }
-        self._at_server(replies, t, when)
+        self._at_server(lambda: self._advance(self.server, self.at_its_server, t), when)
         self._compare_rows(phase.asked if t >= 0 else self.run.clients, when)
 
     def _advance(self, run: Run, state: State, t: int) -> State:
@@ -210,7 +223,7 @@ class _Places:
 
     def _at_one_site(self, run: Run, state: State, asked: NDArray[np.int64], t: int, when: str) -> State:
         """Play a phase at a site, and compare what it sends; returns the state after it."""
-        place, phase = run.inputs.place, self.recorded.phase
+        place = run.inputs.place
         assert isinstance(place, AtSite)
         self._bring(place, asked)
         alone = f"{when}, client {asked[0]}" if len(asked) == 1 else when
@@ -221,8 +234,6 @@ class _Places:
         except Exception as error:
             text = describe_error(error)
             raise BrokenLawError(f"clients cannot train if they know only what they download: {text}") from error
-        require(place.received == len(phase.deliveries), f"{alone}: receives less than was delivered")
-        require(len(place.channels) == len(phase.channels), f"{alone}: has other channels than in the simulation")
         self._compare_sent(place, asked, when)
         return after
 
@@ -238,11 +249,14 @@ class _Places:
         )
 
     def _compare_sent(self, place: AtSite, asked: NDArray[np.int64], when: str) -> None:
+        alone, phase = f"{when}, client {asked[0]}" if len(asked) == 1 else when, self.recorded.phase
+        require(place.received == len(phase.deliveries), f"{alone}: receives less than was delivered")
+        require(len(place.channels) == len(phase.channels), f"{alone}: has other channels than in the simulation")
         sizes = self.run.federation.sizes("train")
         depends = (
             "depends on more than it downloaded" if len(asked) > 1 else "depends on the other clients of the round"
         )
-        for number, sent in enumerate(self.recorded.phase.channels):
+        for number, sent in enumerate(phase.channels):
             own = place.sent.get(number, {})
             expected = {client: each for client, each in sent.items() if client in asked}
             require(own.keys() == expected.keys(), "other clients upload at a site than in a simulation")
@@ -255,16 +269,27 @@ class _Places:
                     not differing and params.keys() == own[client][0].keys(), f"{seen} ({', '.join(differing[:1])})"
                 )
                 require(weight == own[client][1], f"{seen} (its weight)")
-                if number in self.recorded.phase.updates and not 0 < weight <= sizes[client]:
+                if number in phase.updates and not 0 < weight <= sizes[client]:
                     raise NotApplicable("an update weighs nothing, or more than its client has training samples")
 
-    def _at_server(self, replies: Mapping[int, Reply], t: int, when: str) -> None:
-        """Play a phase at the server, and compare its state and what it delivers."""
+    def _at_server(self, advance: Callable[[], State], when: str) -> None:
+        """Play a phase at the server, and compare the state that ``advance`` returns, and what it delivers."""
         place, phase = self.at_server, self.recorded.phase
         place.reset()
-        place.replies = replies
+        place.replies = {
+            client: Reply(
+                trained=True,
+                complete={*range(len(phase.channels))},
+                sent={
+                    number: Sent(partial(_copy, sent[client][0]), *sent[client][1:])
+                    for number, sent in enumerate(phase.channels)
+                    if client in sent
+                },
+            )
+            for client in phase.asked.tolist()
+        }
         try:
-            self.at_its_server = self._advance(self.server, self.at_its_server, t)
+            self.at_its_server = advance()
         except Exception as error:
             text = "a channel is missing" if isinstance(error, Pending) else describe_error(error)
             raise BrokenLawError(f"{when}: the server needs more than clients send: {text}") from error
@@ -295,24 +320,38 @@ class _Places:
         """Predict at the sites; raises BrokenLawError if predictions are others than those of the simulation."""
         self.recorded.phase, self.recorded.is_over = _Phase(), True
         expected = small.predict(self.name, self.run, self.state)
+        self.recorded.phase.asked = self.run.clients
         entries, data = final_entries(self.code, self.state), self.run.federation
         for group, run in self.sites.items():
             place, own = run.inputs.place, np.asarray(group)
             assert isinstance(place, AtSite)
             self._bring(place, own)
-            known = final_entries(self.code, self.states[group])
-            if parameters.outline(known) != parameters.outline(entries):
-                raise NotApplicable("the server's part of the state gets another form in the rounds")
-            state = replace_entries(poison(self.code, self.states[group]), entries)
+            known, state = final_entries(self.code, self.states[group]), self.states[group]
+            if self.code.has_rounds:
+                if parameters.outline(known) != parameters.outline(entries):
+                    raise NotApplicable("the server's part of the state gets another form in the rounds")
+                state = replace_entries(poison(self.code, state), entries)
+            elif not len(np.intersect1d(own, data.participants)):
+                continue  # no site of a deployment has no training sample
             try:
                 seen = small.predict(self.name, run, state, own)
             except Exception as error:
                 text = "a delivery is missing" if isinstance(error, Pending) else describe_error(error)
                 raise BrokenLawError(f"clients cannot predict with what they receive: {text}") from error
+            if self.code.has_rounds:
+                self._compare_sent(place, own, "after the rounds")
             for split, values in seen.items():
                 rows = np.searchsorted(data.rows_of(data.clients, split), data.rows_of(own, split))
                 difference = np.abs(values - expected[split][rows]).max(initial=0)
                 require(difference <= _ROUNDING, f"client {own[0]} predicts otherwise at a site ({difference:.1e})")
+        self._at_server(self._personalize_nobody, "after the rounds")
+
+    def _personalize_nobody(self) -> State:
+        """Let the server do its part of the personalization, without clients; returns its state."""
+        self.at_server.asked = self.run.clients
+        with self.server.personalizing():
+            self.code.personalize(self.server, self.at_its_server, NOBODY)
+        return self.at_its_server
 
 
 def require_same_elsewhere(
@@ -341,8 +380,9 @@ def require_same_elsewhere(
             places.play(t)
         places.personalize()
     except BrokenLawError as broken:
-        if code.SENDS_MORE or code.KIND != "server":
-            raise NotApplicable(f"clients also send {code.SENDS_MORE or 'models to each other'}: {broken}") from broken
+        if places.recorded.sends_more(places.run):
+            sent = code.SENDS_MORE or "more than updates that are averaged"
+            raise NotApplicable(f"clients send {sent}: {broken}") from broken
         raise
 
 
@@ -353,28 +393,28 @@ def find_obstacle(method: str, options: Mapping[str, Any], rounds: int, upload: 
     """
     code = methods.load(method)
     if not code.has_rounds:
-        return _find_obstacle_after_rounds(method, options)
+        return _find_obstacle_after_rounds(method, options, upload)
     rounds = min(max(rounds, _MIN_ROUNDS), small.MAX_ROUNDS)
     test = partial(require_same_elsewhere, method, options, rounds, upload, are_apart=True)
     return admission.find_obstacle(test)
 
 
-def _find_obstacle_after_rounds(method: str, options: Mapping[str, Any]) -> str:
-    """Return why clients cannot predict by themselves with a method that has no rounds; empty if they can."""
+def _find_obstacle_after_rounds(method: str, options: Mapping[str, Any], upload: Sequence[str]) -> str:
+    """Return why a method that has no rounds cannot run among real sites, as ``find_obstacle`` does."""
     code = methods.load(method)
     if code.REFERENCE:
         return "it is a reference, with which simulations compare methods"
-    if code.SENDS_MORE:
-        return f"clients also send {code.SENDS_MORE}"
+    if sends_after_rounds(code):
+        return admission.find_obstacle(partial(require_same_elsewhere, method, options, 0, upload, are_apart=True))
     if code.KIND not in ("local", "posthoc"):
-        return "clients exchange something outside of rounds"
-    if unmet := set(code.NEEDS) - {"backbone", "datastore"}:
-        return f"the method needs {listed(sorted(unmet))}, which a deployment does not make for it"
+        return "clients exchange something, and the method has no rounds"
     return admission.find_obstacle(partial(require_own_samples, method, options, (small.LATE,)))
 
 
 def describe_exchange(code: Method) -> str:
     """Return what a method exchanges that a deployment does not carry; empty if nothing is known."""
+    if sends_after_rounds(code):
+        return ""
     if not code.has_rounds:
         return "the method has no rounds"
     if code.KIND not in ("server", "peer"):

@@ -60,6 +60,8 @@ from pflcli.plugins.sites.places import Arrived, AtServer, AtSite, Pending, Repl
 from pflcli.workflow.training import checkpoint, state_files
 
 _PIECE_BYTES = 1 << 20
+_MOST_TIMES = 1e6
+"""Maximum ratio of the largest number that a client sends to that of the others: after more, no client could train."""
 _MAX_NUMBER = float(np.finfo(np.float32).max)
 """Maximum training loss, and weight of one, in an answer: sums of their products are finite."""
 _STATE, _ANSWER, _ROUNDS, _ATTENDANCE = "state.safetensors", "answer.msg", "rounds.csv", "attendance.json"
@@ -89,11 +91,6 @@ class Terms:
     def patterns_of(self, number: int, rounds: int) -> tuple[Pattern, ...]:
         """Return what may be exchanged in phase ``number``: 0 is the setup, and what follows ``rounds`` the last."""
         return self.patterns.get("setup" if number == 0 else "round" if number <= rounds else "personalize", ())
-
-    def most_bytes(self, phase: str) -> int:
-        """Return the maximum bytes of the tensors that a client sends in a phase, a key of ``patterns``."""
-        kinds = self.patterns.get(phase, ())
-        return max((sum(messages.size(form.layout) for form in each.channels) for each in kinds), default=0)
 
     def max_head(self, clients: int) -> int:
         """Return the maximum bytes of the head of a question to ``clients``, or of their answer."""
@@ -137,6 +134,8 @@ class Server:
         """the last phase that is closed, and the number of the last question"""
         self._asked = NOBODY
         """the clients that were asked in this phase, in any attempt"""
+        self.implausible: list[str] = []
+        """the sites whose last answers do not count, as their numbers are so much larger than those of others"""
         if (last := _find_last_round(folder)) is not None:
             self._closed = _number(last)
             self.progress, run.traffic, run.engine.mode = checkpoint.unpack(
@@ -203,6 +202,8 @@ class Server:
         self._exchange, self._hashes, self._open = 0, dict[str, str](), dict[str, Question]()
         self._place.replies = {client: Reply(diverged=True) for client in self._diverged}
         self._losses: dict[str, list[tuple[float, float]]] = {}
+        self._largest: dict[int, dict[int, float]] = {}
+        """the largest number that each client sends, by channel"""
         self._place.losses = ()
 
     def _repeat_phase(self) -> None:
@@ -333,8 +334,10 @@ class Server:
                 for sent in channel.sent:
                     upload = message.tensors(f"{channel.number}/{sent.client}/")
                     start = self._place.starts.get(channel.number)
-                    if start is not None and not messages.are_finite(unpack(self.run.uploads, upload, start)):
+                    received = upload if start is None else unpack(self.run.uploads, upload, start)
+                    if not messages.are_finite(received):
                         raise InputError(f"{path} has a number that is not finite, or too large")
+                    self._largest.setdefault(channel.number, {})[sent.client] = _find_largest(received)
         return message
 
     def _check_head(self, path: Path, answer: Answer, question: Question, digest: str) -> None:
@@ -402,9 +405,11 @@ class Server:
     def close(self, answers: Mapping[str, Message]) -> Row | None:
         """Take the answers to the last questions by site; returns the row of the phase if it is closed with them.
 
-        Clients of sites without an answer count as dropped out. Raises ComputationError if one is missing in the setup,
-        of which all clients need to know.
+        Clients of sites without an answer count as dropped out, and so do those of ``implausible`` ones. Raises
+        ComputationError if one is missing in the setup, of which all clients need to know.
         """
+        self.implausible = [site for site, message in answers.items() if self._is_implausible(message.head)]
+        answers = {site: message for site, message in answers.items() if site not in self.implausible}
         asked, answered = set(self._place.asked.tolist()), set[int]()
         replies = dict(self._place.replies)
         for site, message in answers.items():
@@ -432,6 +437,16 @@ class Server:
         self._place.losses = [pair for site, pairs in self._losses.items() if site in here for pair in pairs]
         self._open = {}
         return self._advance()
+
+    def _is_implausible(self, answer: Answer) -> bool:
+        """Return whether a client sends a number that is far larger than those of all others over the same channel."""
+        for channel in answer.channels:
+            by_client = self._largest.get(channel.number, {})
+            for sent in channel.sent:
+                others = [largest for client, largest in by_client.items() if client != sent.client]
+                if others and by_client[sent.client] > _MOST_TIMES * max(1.0, float(np.median(others))):
+                    return True
+        return False
 
     def _play(self) -> Row | None:
         """Play the open phase; returns the row of a round. Raises Pending if it needs answers."""
@@ -480,7 +495,14 @@ class Server:
     def final(self, site: str) -> tuple[Final, Params]:
         """Return the last message to a site, and its tensors."""
         head = Final(VERSION, self.terms.federation, site, self.rounds, self._last_round(site))
-        return head, final_entries(self._method, self.progress.state)
+        is_known = self.terms.patterns.get("personalize")  # from the first question after the rounds
+        return head, {} if is_known else final_entries(self._method, self.progress.state)
+
+
+def _find_largest(params: Params) -> float:
+    """Return the largest absolute value of the numbers in a model; 0 without any."""
+    values = [value.abs().max() for value in params.values() if value.is_floating_point() and value.numel()]
+    return max(map(float, values), default=0.0)
 
 
 def _hash_packages(packages: Mapping[int, Params]) -> dict[int, str]:
@@ -814,24 +836,28 @@ class Site:
         if message.head.rounds != self._rounds:
             raise InputError(f"{path} ends after round {message.head.rounds} of {self._rounds}")
         self._continue_after(message.head, path)
-        message.require_layout(parameters.outline(final_entries(self._method, self.state)))
         self._place.asked, self._place.arrived = self._clients, []
-        if self.terms.patterns_of(self._rounds + 1, self._rounds):
-            if self.rounds <= self._rounds:
-                raise InputError(f"{path} comes before the messages that {self.site} needs to predict")
-            assert self._last is not None
-            self._place.arrived = self._read_deliveries(self._last)
-        return replace_entries(self.state, message.tensors())
+        if not self.terms.patterns.get("personalize"):
+            message.require_layout(parameters.outline(final_entries(self._method, self.state)))
+            return replace_entries(self.state, message.tensors())
+        message.require_layout({})
+        if self.rounds <= self._rounds:
+            raise InputError(f"{path} comes before the messages that {self.site} needs to predict")
+        assert self._last is not None
+        self._place.arrived = self._read_deliveries(self._last)
+        first = messages.read(self._last / "question-0.msg", Question, self.terms.federation, self.site)
+        return replace_entries(self.state, first.tensors(_ENTRY))
 
 
-def inputs_at_site(settings: Settings, sizes: NDArray[np.int64]) -> RunInputs:
+def inputs_at_site(settings: Settings, sizes: NDArray[np.int64], *, sends_records: bool = True) -> RunInputs:
     """Return the inputs of a run at a site: noise is the server's, and a last upload step that packs travels packed.
 
     ``sizes`` (m,) are the numbers of training samples that all clients have declared.
     """
     steps = [uploads.load(step) for step in settings.upload]
     applied = steps[:-1] if steps and steps[-1].packs else steps
-    return RunInputs(place=AtSite(sizes=sizes, steps=steps), uploads=applied, private_mean=lambda mean: None)
+    place = AtSite(sizes=sizes, steps=steps, sends_records=sends_records)
+    return RunInputs(place=place, uploads=applied, private_mean=lambda mean: None)
 
 
 def server_entries(method: Method, state: State) -> Params:
@@ -846,8 +872,9 @@ def kept_in_rows(method: Method, state: State, clients: int) -> set[str]:
 
 
 def final_entries(method: Method, state: State) -> Params:
-    """Return what clients receive of a state after the rounds: the server's part, without what it records."""
-    return server_entries(method, {key: value for key, value in state.items() if key not in method.RECORDS})
+    """Return what clients receive of a state after the rounds: what they may read of the server's part."""
+    kept_back = {*method.RECORDS, *method.SERVES}
+    return server_entries(method, {key: value for key, value in state.items() if key not in kept_back})
 
 
 def _list_entries(state: Mapping[str, Any], prefix: str = "") -> Params:

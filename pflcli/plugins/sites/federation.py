@@ -107,6 +107,11 @@ def _start_from_run(predictions: Artifact, reporter: Reporter) -> Start:
         cfg = config.build(method.Config, each.manifest.request["options"], name)
         _require_deployable(each, partition, name, cfg, run_settings.read_settings(each))
     then = {} if trained is predictions else {"then": _describe_rest(predictions)}
+    if then and run_settings.read_settings(trained).upload != run_settings.read_settings(predictions).upload:
+        raise UnsuitedError(
+            f"{predictions.path} cannot run among real sites: its upload steps are not those of {trained.path}",
+            "run it without --upload, which it takes from its backbone",
+        )
     return Start(
         request={**_describe_run(trained.manifest.request), **then},
         code={**trained.manifest.code, **manifest.code},
@@ -190,21 +195,22 @@ def _describe_rest(predictions: Artifact) -> dict[str, Any]:
 
     Raises UnsuitedError if the datastore is not what sites can build from their own samples.
     """
-    then = _describe_run(predictions.manifest.request)
-    if "datastore" not in run_request.load_method(predictions).NEEDS:
+    then, needs = _describe_run(predictions.manifest.request), run_request.load_method(predictions).NEEDS
+    if not {*needs} & {"embeddings", "datastore"}:
         return then
     embedded, store = (ancestor(predictions, kind) for kind in ("embeddings", "datastore"))
     assert embedded is not None  # every datastore has some
-    assert store is not None
     moved = any(item.role == "partition" for item in embedded.manifest.inputs)
-    if moved or any(item.kind == "datastore" for item in store.manifest.inputs):
+    if moved or (store is not None and any(item.kind == "datastore" for item in store.manifest.inputs)):
+        moved_on = "embeddings have other samples" if store is None else "datastore was updated, or has other samples"
         raise UnsuitedError(
-            f"{predictions.path} cannot run among real sites: its datastore was updated, or has other samples",
-            "pfl build-datastore EMBEDDINGS -o DIR, and the method on it",
+            f"{predictions.path} cannot run among real sites: its {moved_on}",
+            f"pfl {'extract BACKBONE' if store is None else 'build-datastore EMBEDDINGS'} -o DIR, and the method on it",
         )
-    layer = {key: value for key, value in embedded.manifest.request.items() if key == "layer"}
-    options = {key: value for key, value in store.manifest.request.items() if key in _STORE}
-    return {**then, **layer, "datastore": options}
+    then |= {key: value for key, value in embedded.manifest.request.items() if key == "layer"}
+    if store is None or "datastore" not in needs:
+        return then
+    return {**then, "datastore": {key: value for key, value in store.manifest.request.items() if key in _STORE}}
 
 
 def _require_deployable(source: Artifact, partition: Artifact, name: str, cfg: Any, settings: Settings) -> None:
@@ -415,6 +421,10 @@ def _play(hub: _Hub) -> Generator[bool, None, None]:
                 f"{shlex.join(asked.execution.command)} asks this round again",
             )
         row, silent = server.close(inbox.found), inbox.missing
+        for site in server.implausible:
+            asked.execution.reporter.say(
+                f"round {phase}: {site} counts as absent: it sends numbers over a million times as large as others do"
+            )
         if row is not None:
             hub.say(
                 f"round {server.rounds}: loss {row['loss']:.4f}, {counted(row['clients'], 'client')}"

@@ -47,10 +47,14 @@ free axis, with at most so many entries."""
 
 @dataclass(frozen=True)
 class Form:
-    """What a channel carries for a client; an update has a weight, and comes from a client that has trained."""
+    """What a channel carries for a client; an update has a weight, and comes from a client that has trained.
+
+    No model depends on a record, which a site may refuse to send.
+    """
 
     layout: Layout
     is_update: bool = False
+    is_record: bool = False
 
 
 @dataclass(frozen=True)
@@ -251,7 +255,7 @@ def compare(expected: Layout, found: Layout) -> str:
         if name not in found:
             return f"lacks the tensor '{name}'"
         if not fits(found[name], form):
-            return f"tensor '{name}' is {_describe(*found[name])}, not {_describe(*form)}"
+            return f"tensor '{name}' is {describe_form(*found[name])}, not {describe_form(*form)}"
     strange = [name for name in found if name not in expected]
     return f"has a tensor {strange[0][:80]!r}, which does not belong to this message" if strange else ""
 
@@ -283,7 +287,8 @@ def read_kind(path: Path) -> tuple[str, str]:
         return str(head["kind"]), str(head["federation"])
 
 
-def _describe(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+def describe_form(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+    """Return the type and the shape of a tensor, or of what is expected, in words."""
     numbers = [f"at most {-count}" if count < 0 else str(count) for count in shape]
     return f"{str(dtype).removeprefix('torch.')} {'x'.join(numbers) or 'number'}"
 

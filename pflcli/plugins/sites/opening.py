@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from pflcli.core.methods import Method
 from pflcli.core.simulation import loop
 from pflcli.core.tasks import Labels
 from pflcli.core.wording import listed
+from pflcli.plugins.sites.after_rounds import AfterRounds, Rest, sends_after_rounds
 from pflcli.plugins.sites.endpoints import Server, Site, Terms, find_other_code, inputs_at_site
 from pflcli.plugins.sites.messages import Form, Layout, Pattern, Patterns
 from pflcli.plugins.sites.places import AtServer
@@ -120,7 +121,7 @@ def write_patterns(patterns: Patterns) -> dict[str, Any]:
         phase: [
             {
                 "deliveries": [_write_layout(layout) for layout in each.deliveries],
-                "channels": [{"tensors": _write_layout(f.layout), "update": f.is_update} for f in each.channels],
+                "channels": [_write_form(form) for form in each.channels],
             }
             for each in kinds
         ]
@@ -134,12 +135,21 @@ def read_patterns(written: Mapping[str, Any]) -> Patterns:
         str(phase): tuple(
             Pattern(
                 tuple(_read_layout(each) for each in kind["deliveries"]),
-                tuple(Form(_read_layout(each["tensors"]), bool(each["update"])) for each in kind["channels"]),
+                tuple(_read_form(each) for each in kind["channels"]),
             )
             for kind in kinds
         )
         for phase, kinds in written.items()
     }
+
+
+def _write_form(form: Form) -> dict[str, Any]:
+    written = {"tensors": _write_layout(form.layout), "update": form.is_update}
+    return {**written, **({"record": True} if form.is_record else {})}
+
+
+def _read_form(written: Mapping[str, Any]) -> Form:
+    return Form(_read_layout(written["tensors"]), bool(written["update"]), bool(written.get("record")))
 
 
 def _write_layout(layout: Layout) -> list[list[object]]:
@@ -163,9 +173,10 @@ def derive_patterns(request: Mapping[str, Any], names: list[str]) -> Patterns:
     network. A server rehearses the run with clients that send what the method says that they send. ``names`` are those
     of the clients.
     """
-    spec = make_spec(request)
+    spec, execution = make_spec(request), on_cpu(Execution(threads=1))
     data, place = declare_samples(request, names), AtServer(rehearses=True)
-    return rehearse(spec.name, spec.method, spec.build(data, on_cpu(Execution(threads=1)), RunInputs(place=place)))
+    run = spec.build(data, execution, RunInputs(place=place))
+    return rehearse(spec.name, find_phases(request, data, execution), run)
 
 
 def rehearse(name: str, method: Method, run: Run) -> Patterns:
@@ -190,7 +201,7 @@ def rehearse(name: str, method: Method, run: Run) -> Patterns:
         state, _ = loop.play_round(run, name, method, state, t)
         note("round")
     place.asked = run.clients
-    with run.personalizing(), suppress(Exception):  # few methods personalize nobody, and none that exchanges something
+    with run.personalizing():
         method.personalize(run, state, NOBODY)
     note("personalize")
     return {phase: tuple(kinds) for phase, kinds in found.items() if kinds}
@@ -228,6 +239,15 @@ def make_spec(request: Mapping[str, Any]) -> RunSpec:
     )
 
 
+def find_phases(request: Mapping[str, Any], data: Partition, execution: Execution) -> Method:
+    """Return the method whose phases a federation plays: that of its rounds, with what clients exchange after them."""
+    method, then = make_spec(request).method, request.get("then")
+    if then is None or not sends_after_rounds(methods.load(then["method"])):
+        return method
+    spec = make_spec(then)
+    return AfterRounds(method, Rest(spec.name, spec.method, partial(spec.build, data, execution), then.get("layer")))
+
+
 def declare_samples(request: Mapping[str, Any], names: list[str]) -> Partition:
     """Return the numbers of training samples of all clients in the request of a federation, without samples."""
     if not all(type(count) is int and 0 <= count < 1 << 40 for count in request["train"]):
@@ -246,18 +266,27 @@ def open_server(federation: Artifact, terms: Terms, folder: Path, execution: Exe
     spec = make_spec(federation.manifest.request)
     data = declare_samples(federation.manifest.request, federations.client_names(federation))
     inputs = RunInputs(place=AtServer(), private_rng=dp_secret.folder_draws(folder))
-    run = spec.build(data, on_cpu(execution), inputs)
-    return Server(terms, spec.method, run, folder)
+    cpu = on_cpu(execution)
+    method = find_phases(federation.manifest.request, data, cpu)
+    return Server(terms, method, spec.build(data, cpu, inputs), folder)
 
 
 def open_site(
-    federation: Artifact, terms: Terms, data: Partition, site: str, folder: Path, execution: Execution
+    federation: Artifact,
+    terms: Terms,
+    data: Partition,
+    site: str,
+    folder: Path,
+    execution: Execution,
+    *,
+    sends_records: bool = True,
 ) -> Site:
     """Return the site of a client whose state is in ``folder``; ``data`` has the samples of this client alone."""
     spec = make_spec(federation.manifest.request)
     sizes = np.asarray(federation.manifest.request["train"], dtype=np.int64)
-    run = spec.build(data, on_cpu(execution), inputs_at_site(spec.settings, sizes))
-    return Site(terms, spec.method, run, site, folder)
+    cpu = on_cpu(execution)
+    run = spec.build(data, cpu, inputs_at_site(spec.settings, sizes, sends_records=sends_records))
+    return Site(terms, find_phases(federation.manifest.request, data, cpu), run, site, folder)
 
 
 def claim(folder: Path, facts: Mapping[str, Any]) -> None:
@@ -265,7 +294,7 @@ def claim(folder: Path, facts: Mapping[str, Any]) -> None:
     path = folder / _MARK
     if path.is_file():
         stored = json.loads(path.read_text(encoding="utf-8"))
-        if {**stored, "paths": None} != {**facts, "paths": None}:
+        if any(stored.get(key) != facts[key] for key in facts if key not in ("paths", "sends_records")):
             raise ConflictError(
                 f"{folder} belongs to another {stored.get('role')} or federation", "choose another --out"
             )

@@ -70,12 +70,11 @@ class _Playing(Place):
         """Forget what was exchanged in an earlier play."""
         self._notes, self.deliveries, self.channels = None, [], []
 
-    def begin(self, run: Run) -> bool:
-        """Forget what was exchanged if this is a new play of a phase; returns whether it is."""
-        if run.notes is self._notes:
-            return False
-        self._notes, self.deliveries, self.channels = run.notes, [], []
-        return True
+    def begin(self, run: Run) -> None:
+        """Forget what was exchanged if this is a new play of a phase."""
+        if run.notes is not self._notes:
+            self.reset()
+            self._notes = run.notes
 
     def new_channel(self, run: Run, form: Form) -> int:
         """Return the number of the next channel of this play."""
@@ -92,7 +91,8 @@ def layout_of(delivery: Delivery) -> Layout:
 
 def form_of(channel: Channel) -> Form:
     """Return what a channel carries for a client."""
-    return Form(parameters.outline({**channel.like, **channel.also}), is_update=channel.start is not None)
+    layout = parameters.outline({**channel.like, **channel.also})
+    return Form(layout, is_update=channel.start is not None, is_record=channel.is_record)
 
 
 def split_package(delivery: Delivery, ids: NDArray[np.int64], package: Params) -> Iterator[tuple[list[int], Params]]:
@@ -123,12 +123,10 @@ class AtServer(_Playing):
     """the model from which clients trained what they send over a channel with a mean"""
     _is_noted: bool = False
 
-    def begin(self, run: Run) -> bool:
-        """Forget what was exchanged if this is a new play of a phase; returns whether it is."""
-        is_new = super().begin(run)
-        if is_new:
-            self._is_noted, self.awaited, self.starts = False, None, {}
-        return is_new
+    def reset(self) -> None:
+        """Forget what was exchanged in an earlier play."""
+        super().reset()
+        self._is_noted, self.awaited, self.starts = False, None, {}
 
     def cohort(self, run: Run, t: int) -> NDArray[np.int64]:
         """Draw the clients of round ``t``, none of which is here."""
@@ -137,9 +135,9 @@ class AtServer(_Playing):
         return NOBODY
 
     def participants(self, run: Run) -> NDArray[np.int64]:
-        """Return nobody; all participants take part."""
+        """Return nobody; all participants take part that are not gone."""
         self.begin(run)
-        self.asked = run.federation.participants
+        self.asked = np.setdiff1d(run.federation.participants, [*self.gone])
         return NOBODY
 
     def everyone(self, here: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -273,6 +271,8 @@ class AtSite(_Playing):
     """the numbers of training samples (m,) that all clients have declared"""
     steps: Sequence[Step] = ()
     """the upload steps of the settings"""
+    sends_records: bool = True
+    """whether the site sends records, on which no model depends"""
     arrived: Sequence[Arrived] = ()
     """the deliveries that have arrived in this phase"""
     sent: dict[int, dict[int, tuple[Params, float, float]]] = field(default_factory=dict)
@@ -282,12 +282,10 @@ class AtSite(_Playing):
     received: int = 0
     """the number of deliveries that the method has asked for"""
 
-    def begin(self, run: Run) -> bool:
-        """Forget what was exchanged if this is a new play of a phase; returns whether it is."""
-        is_new = super().begin(run)
-        if is_new:
-            self.sent, self.complete, self.received = {}, set(), 0
-        return is_new
+    def reset(self) -> None:
+        """Forget what was exchanged in an earlier play."""
+        super().reset()
+        self.sent, self.complete, self.received = {}, set(), 0
 
     def cohort(self, run: Run, t: int) -> NDArray[np.int64]:
         """Return the clients of this site that take part, without those that diverged in an earlier attempt."""
@@ -331,6 +329,8 @@ class AtSite(_Playing):
         """Note what clients that are here send, all at once, and yield it as the server receives it."""
         number, all_received = self.new_channel(run, form_of(channel)), list[TrainedClients]()
         for part in parts:
+            if channel.is_record and not self.sends_records:
+                continue  # other code may run between parts
             received = channel.upload(run, part)
             if channel.start is not None and self.steps and self.steps[-1].packs:
                 start = channel.start(part) if callable(channel.start) else channel.start
@@ -371,11 +371,11 @@ class AtSite(_Playing):
         for _ in self.collect(run, [part], Channel(_mask(run), counted=False)):
             pass
         for (client,), package in self.deliver(run, clients, _relayed(run, table, dict)):
-            ids = package.pop(_IDS).numpy()
+            ids, rows = package[_IDS].numpy(), {name: package[name] for name in table.default}
             if not np.isin(ids, wanted[int(client)]).all() or len(np.unique(ids)) < len(ids):
                 raise InputError("the server passes on other models than the site asked for")
             run.send("peer", table.default, copies=len(ids))
-            table[ids] = package
+            table[ids] = rows
 
     def mean(self, run: Run, downloaded: Params) -> Average:
         """Return what collects uploads; its value is ``downloaded``, as only the server can compute the mean."""

@@ -12,6 +12,7 @@ from pflcli.core.wording import counted, listed
 from pflcli.evaluation.presentation.section import Section
 from pflcli.evaluation.presentation.tables import Table
 from pflcli.plugins.sites import opening
+from pflcli.plugins.sites.sizes import describe_messages
 
 
 def section(artifact: Artifact) -> Section:
@@ -27,6 +28,11 @@ def section(artifact: Artifact) -> Section:
         for name, run in runs.items()
         if (tensors := _list_tensors(run))
     ]
+    messages = [
+        (f"Messages of a site of {title}{f' in {name}' if name else ''}", table)
+        for name, each in opening.read_runs(artifact).items()
+        if (table := _table_messages(each)).rows
+    ]
     samples = [[name, f"{count:,}"] for name, count in facts["clients"].items()]
     rows = [[*pair] for pair in facts["clients"].items()]
     entry = facts if "" in runs else {"runs": runs, "scores": dict(artifact.manifest.request["scores"])}
@@ -35,7 +41,7 @@ def section(artifact: Artifact) -> Section:
         heading="What leaves the sites",
         title=title,
         answer=_describe(facts) if "" in runs else _describe_several(runs, artifact.manifest.request["scores"]),
-        tables=(*sent, (f"Sites of {title}", Table(["site", "training samples"], samples, []))),
+        tables=(*sent, *messages, (f"Sites of {title}", Table(["site", "training samples"], samples, []))),
         files={"sites.csv": csv_file.encode(["site", "training_samples"], rows)},
         entry={"title": title, **entry},
         page_title="Personalization among real sites",
@@ -55,6 +61,20 @@ def _describe_several(runs: Mapping[str, Mapping[str, Any]], scores: Mapping[str
         " the tensors below, with weights, training losses, and whether training diverged; and, after the last run,"
         f" scores of their test samples: {listed(scores['metric'])}. No sample leaves a site."
     )
+
+
+def _table_messages(artifact: Artifact) -> Table:
+    """Return what a site receives and sends in a run."""
+    rows = [
+        [
+            each["when"],
+            "a record that it may refuse" if each["record"] else each["does"],
+            each["tensors"],
+            f"{each['bytes']:,}",
+        ]
+        for each in describe_messages(opening.read_patterns(artifact.manifest.request.get("exchange", {})))
+    ]
+    return Table(["when", "a site", "tensors", "bytes, at most"], rows, [])
 
 
 def _describe(facts: Mapping[str, Any]) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,19 +21,21 @@ from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec, is_artifact
 from pflcli.artifacts.open_by_path import open_one
-from pflcli.artifacts.reader import Artifact
+from pflcli.artifacts.reader import Artifact, require_ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.extract import extract
 from pflcli.commands.personalize import personalize
-from pflcli.core import config, sources
+from pflcli.core import config, methods, sources
 from pflcli.core.errors import InputError
 from pflcli.core.execution import Execution
+from pflcli.core.federation.run import Run
 from pflcli.core.methods import State
 from pflcli.core.simulation import loop
 from pflcli.core.simulation.progress import Progress
 from pflcli.options.function import command
 from pflcli.plugins.sites import client_records, messages, opening, scores, several
+from pflcli.plugins.sites.after_rounds import sends_after_rounds
 from pflcli.plugins.sites.client_records import SiteRecords
 from pflcli.plugins.sites.endpoints import Site, Terms, find_other_packages
 from pflcli.plugins.sites.exchange import (
@@ -46,11 +48,14 @@ from pflcli.plugins.sites.exchange import (
     retry_unfinished,
 )
 from pflcli.plugins.sites.site_options import AnswerMessage, CheckSite, ServeSite
+from pflcli.plugins.sites.sizes import describe_messages
 from pflcli.workflow.training import hardware, state_files
 from pflcli.workflow.training.run_artifact import Job, summarize, write_predictions, write_rounds
 
 _SHOWN = ("rounds", "epochs", "steps", "batch_size", "lr", "model", "upload", "aggregator", "dp_epsilon", "dp_noise")
 """The settings that ``check`` shows: how long a site computes, and what becomes of its updates."""
+_RUN = ("method", "options", "settings", "seed")
+"""The keys of a run in the request of a federation."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +68,18 @@ class _Opened:
     terms: Terms
     data: Partition
     client: str
+    sends_records: bool
 
     def site(self, execution: Execution) -> Site:
-        return opening.open_site(self.federation, self.terms, self.data, self.client, self.folder, execution)
+        return opening.open_site(
+            self.federation,
+            self.terms,
+            self.data,
+            self.client,
+            self.folder,
+            execution,
+            sends_records=self.sends_records,
+        )
 
 
 @command(CheckSite)
@@ -85,7 +99,7 @@ def check_site(asked: CheckSite) -> dict[str, Any]:
     """
     out = Path(asked.out)
     agreed, own = open_one(asked.federation, "federation"), open_one(asked.partition, "partition")
-    runs = _open(out, agreed, own)
+    runs = _open(out, agreed, own, sends_records=not asked.without_records)
     for opened in runs.values():
         opening.require_derived(opened.federation, opened.terms)
     opened = next(iter(runs.values()))
@@ -104,6 +118,7 @@ def check_site(asked: CheckSite) -> dict[str, Any]:
             "federation": agreed.manifest.fingerprint,
             "partition": own.manifest.fingerprint,
             "role": "site",
+            "sends_records": opened.sends_records,
             "fewest": asked.fewest,
             "paths": [os.path.relpath(each.path.resolve(), out.resolve()) for each in (agreed, own)],
         },
@@ -134,12 +149,11 @@ def _describe(opened: _Opened) -> dict[str, Any]:
         "options": config.plain(spec.cfg),
         "settings": {name: settings[name] for name in _SHOWN},
         **{key: facts[key] for key in ("uploads", "bytes_up", "bytes_down")},
-        "bytes_before_rounds": opened.terms.most_bytes("setup"),
-        "bytes_after_rounds": opened.terms.most_bytes("personalize"),
+        "messages": describe_messages(opened.terms.patterns, sends_records=opened.sends_records),
     }
 
 
-def _open(folder: Path, federation: Artifact, partition: Artifact) -> dict[str, _Opened]:
+def _open(folder: Path, federation: Artifact, partition: Artifact, *, sends_records: bool) -> dict[str, _Opened]:
     """Open each run of a federation at a site, by its name; that of a single one is empty."""
     request = partition.manifest.request
     if request.get("federation") != federation.manifest.fingerprint:
@@ -147,9 +161,9 @@ def _open(folder: Path, federation: Artifact, partition: Artifact) -> dict[str, 
             f"{partition.path} was not made for {federation.path}",
             f"pfl partition DATA --like {federation.path} --client NAME -o DIR",
         )
-    data = partitions.read(partition)
+    data, client = partitions.read(partition), request["client"]
     return {
-        name: _Opened(folder / name, each, partition, opening.read_terms(each), data, request["client"])
+        name: _Opened(folder / name, each, partition, opening.read_terms(each), data, client, sends_records)
         for name, each in opening.read_runs(federation).items()
     }
 
@@ -164,7 +178,7 @@ def _reopen(folder: Path) -> tuple[dict[str, _Opened], dict[str, Any]]:
     for kind, each in (("federation", federation), ("partition", partition)):
         if each.manifest.fingerprint != facts[kind]:
             raise InputError(f"{each.path} is not the {kind} that {folder} was made with")
-    return _open(folder, federation, partition), facts
+    return _open(folder, federation, partition, sends_records=facts.get("sends_records", True)), facts
 
 
 @command(ServeSite)
@@ -304,45 +318,74 @@ def answer_message(asked: AnswerMessage) -> Path:
 
 def _predict(opened: _Opened, site: Site, state: State, execution: Execution) -> Outcome:
     """Make the predictions of a site from the state after all rounds."""
-    spec, request = opening.make_spec(opened.federation.manifest.request), opened.federation.manifest.request
-    out = opened.folder / "predictions"
+    request = opened.federation.manifest.request
     if "then" in request:
-        return _predict_from_backbone(opened, site, state, out, execution)
-    recorded = {key: request[key] for key in ("method", "options", "settings", "seed")}
+        return _predict_from_backbone(opened, site, state, execution)
+    job = _describe_job(opened, request, opened.partition, {"partition": opened.partition})
+    return _make_predictions(opened, job, lambda: (site.run, state), execution)
+
+
+def _describe_job(
+    opened: _Opened, request: Mapping[str, Any], source: Artifact, lineage: Mapping[str, Artifact]
+) -> Job:
+    """Return the run of a method at a site, whose part of the federation's request is ``request``."""
+    spec, recorded = opening.make_spec(request), {key: request[key] for key in _RUN}
     recorded["federation"] = opened.federation.manifest.fingerprint
-    artifact = ArtifactSpec(
-        "predictions",
-        json.loads(json.dumps(recorded)),
-        (opened.partition.as_input("source", out),),
-        code=opened.federation.manifest.code,
-    )
-    job = Job(
+    return Job(
         name=spec.name,
         method=spec.method,
         cfg=spec.cfg,
         settings=spec.settings,
         seed=spec.seed,
-        lineage={"partition": opened.partition},
-        source=opened.partition,
-        spec=artifact,
+        lineage=lineage,
+        source=source,
+        spec=ArtifactSpec(
+            "predictions",
+            json.loads(json.dumps(recorded)),
+            (source.as_input("source", opened.folder / "predictions"),),
+            code=opened.federation.manifest.code,
+        ),
     )
 
+
+def _make_predictions(
+    opened: _Opened, job: Job, begin: Callable[[], tuple[Run, State]], execution: Execution
+) -> Outcome:
+    """Make the predictions of a run, which ``begin`` returns with the state from which clients personalize."""
+
     def build(writer: ArtifactWriter) -> Built:
-        run, progress = site.run, Progress(state)
-        loop.predict_all(run, spec.name, spec.method, progress)
+        run, state = begin()
+        progress = Progress(state)
+        loop.predict_all(run, job.name, job.method, progress)
         write_predictions(job, run, opened.data, progress.join_predictions(), writer)
         write_rounds(job, run, opened.data, progress, {}, writer)
-        summary = summarize(spec.name, run, progress.facts(), spec.settings.rounds, [])
+        costs = [each for kind, each in job.lineage.items() if kind != "partition" and each is not None]
+        played = job.settings.rounds if job.method.has_rounds else 0
+        summary = summarize(job.name, run, progress.facts(), played, costs)
         return Built(summary, hardware.facts(run.engine, execution))
 
-    return make(out, artifact, execution, build)
+    return make(opened.folder / "predictions", job.spec, execution, build)
 
 
-def _predict_from_backbone(opened: _Opened, site: Site, state: State, out: Path, execution: Execution) -> Outcome:
+def _predict_after_exchange(opened: _Opened, site: Site, embedded: Artifact, execution: Execution) -> Outcome:
+    """Predict by a method on embeddings, whose clients have exchanged what its setup sends."""
+    backbone, then = require_ancestor(embedded, "backbone"), opened.federation.manifest.request["then"]
+    lineage = {"partition": opened.partition, "backbone": backbone, "embeddings": embedded}
+    job = _describe_job(opened, then, embedded, lineage)
+
+    def begin() -> tuple[Run, State]:
+        inputs = replace(job.read_inputs(opened.data, execution), place=site.run.inputs.place, uploads=site.run.uploads)
+        run = job.build(opened.data, execution, inputs)
+        return run, loop.set_up(run, job.name, job.method).state
+
+    return _make_predictions(opened, job, begin, execution)
+
+
+def _predict_from_backbone(opened: _Opened, site: Site, state: State, execution: Execution) -> Outcome:
     """Make the backbone of a site from the state after all rounds, and predict by the method that needs it."""
     request, cpu = opened.federation.manifest.request, opening.on_cpu(execution)
     then, path = request["then"], opened.folder / "backbone"
-    recorded = {key: request[key] for key in ("method", "options", "settings", "seed")}
+    recorded = {key: request[key] for key in _RUN}
     recorded["federation"] = opened.federation.manifest.fingerprint
     spec = ArtifactSpec(
         "backbone",
@@ -367,8 +410,11 @@ def _predict_from_backbone(opened: _Opened, site: Site, state: State, out: Path,
         return Built(summary, hardware.facts(site.run.engine, execution))
 
     source = make(path, spec, cpu, build).path
+    if {*methods.load(then["method"]).NEEDS} & {"embeddings", "datastore"}:
+        source = extract(source, opened.folder / "embeddings", layer=then.get("layer"), execution=cpu).path
+    if sends_after_rounds(methods.load(then["method"])):
+        return _predict_after_exchange(opened, site, open_one(source, "embeddings"), cpu)
     if "datastore" in then:
-        embedded = extract(source, opened.folder / "embeddings", layer=then.get("layer"), execution=cpu).path
-        source = build_datastore(embedded, opened.folder / "datastore", **then["datastore"], execution=cpu).path
-    run = {key: then[key] for key in ("settings", "options", "seed")}
-    return personalize(then["method"], source, out, **run, execution=cpu)
+        source = build_datastore(source, opened.folder / "datastore", **then["datastore"], execution=cpu).path
+    run = {key: then[key] for key in _RUN if key != "method"}
+    return personalize(then["method"], source, opened.folder / "predictions", **run, execution=cpu)

@@ -16,9 +16,12 @@ SiteFolder = Annotated[FilePath, typer.Argument(help="The folder that pfl site c
 class CheckSite(Options):
     """Show what a site is asked to compute and what will leave it, and make its folder; sends nothing.
 
+    Methods may also ask for records, such as how many validation samples a model predicts correctly. No model depends
+    on them, and `--without-records` keeps them at the site.
+
     Examples:
         pfl site check p fed -o site
-        pfl site check p fed -o site --json
+        pfl site check p fed -o site --without-records
     """
 
     NAME: ClassVar[str] = "site check"
@@ -29,6 +32,9 @@ class CheckSite(Options):
     federation: Annotated[ArtifactPath, artifact_argument("Take part in this federation.", "federation")]
     out: Annotated[FilePath, out_option("Make the folder of the site here.")]
     _: KW_ONLY
+    without_records: Annotated[
+        bool, typer.Option("--without-records", help="Send no records, on which no model depends.")
+    ] = False
     fewest: Annotated[
         int,
         typer.Option(

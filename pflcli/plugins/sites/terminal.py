@@ -57,12 +57,9 @@ def _describe(facts: Mapping[str, Any]) -> Iterator[str]:
         yield from rest
         sends = f"in a round, '{client}' sends {run['bytes_up']:,} bytes, and receives {run['bytes_down']:,}"
         yield f"  {sends}" if label else f"{sends}:"
-        for when, count in (
-            ("before the first round", "bytes_before_rounds"),
-            ("after the last round", "bytes_after_rounds"),
-        ):
-            if run[count]:
-                yield f"  {when}, it sends {run[count]:,} bytes" + ("" if label else " of these")
+        for each in run["messages"]:
+            refused = "; a record, which --without-records keeps here" if each["record"] else ""
+            yield f"  {each['when']}, it {each['does']} {each['bytes']:,} bytes: {each['tensors']}{refused}"
     if "" not in runs:
         yield f"in the messages of rounds, '{client}' sends:"
     yield from _list_tensors(runs, len(seeds))

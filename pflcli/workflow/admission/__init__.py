@@ -51,12 +51,12 @@ def find_obstacle(test: Callable[[], None]) -> str:
         test()
     except (BrokenLawError, NotApplicable) as reason:
         return " ".join(str(reason).split())
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return " ".join(describe_error(error).split())
     return ""
 
 
-def describe_error(error: Exception) -> str:
+def describe_error(error: BaseException) -> str:
     """Return the reason for which code fails by an error, with the file and line where it was raised."""
     if isinstance(error, PflError):
         return error.message

@@ -236,9 +236,14 @@ def test_a_site_is_shown_what_it_sends_before_and_after_the_rounds(world, tmp_pa
         create_federation(tmp_path / name, tmp_path / f"fed {name}", execution=ONE)
         own = partition("heart-disease", tmp_path / f"own {name}", like=tmp_path / f"fed {name}", client=CLIENT)
         shown[name] = pfl("site", "check", own.path, tmp_path / f"fed {name}", "-o", tmp_path / f"site {name}").err
-    representation = f"it sends {200 * 4} bytes of these"  # of an mlp, as float32
-    assert f"before the first round, {representation}" in shown["feddbe"]
-    assert "after the last round" not in shown["feddbe"]
-    assert f"after the last round, {representation}" in shown["fedattn"]
-    assert "before the first round" not in shown["fedattn"]
+    representation = f"it sends {200 * 4} bytes: "  # of an mlp, as float32
+    assert f"before the rounds, {representation}" in shown["feddbe"]
+    assert "after the rounds" not in shown["feddbe"]
+    assert f"after the rounds, {representation}`z` float32 200" in shown["fedattn"]
+    assert "before the rounds" not in shown["fedattn"]
+    assert "in a round, it sends 16 bytes: `correct` float64 2; a record" in shown["fedattn"]
+    own, fed = tmp_path / "own fedattn", tmp_path / "fed fedattn"
+    kept = pfl("site", "check", own, fed, "-o", tmp_path / "site fedattn", "--without-records").err
+    assert "record" not in kept
+    assert "a record" in pfl("site", "check", own, fed, "-o", tmp_path / "site fedattn").err
     assert all("4 attempts at most" in text for text in shown.values())

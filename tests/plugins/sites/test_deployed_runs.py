@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from worlds_of_sites import GROUPS, digest, make_world
+from worlds_of_sites import GROUPS, digest, make_world, rewrite
 
 from pflcli.core import registry
 from pflcli.core.errors import ComputationError, InputError
@@ -25,13 +26,16 @@ ADMITTED = {
     *("fedrod", "fedsgd", "lg-fedavg", "moon", "per-fedavg", "pfedfda", "pfedgp", "pfedme", "scaffold"),
 }
 SEVERAL = {
-    *("fedamp", "fedattn", "fedattn-extended", "feddbe", "fedham", "fedproto", "gossip", "ifca", "panm", "pens"),
+    *("clustered-fl", "fedamp", "fedattn", "fedattn-extended", "feddbe", "fedham", "fedpac"),
+    *("fedproto", "gossip", "ifca", "panm", "pens"),
 }
 """Methods whose rounds have several exchanges, or more than the mean of updates."""
 
 
 AFTER_ROUNDS = {"fedavg-plus", "knn-per", "knn-per-extended", "knn-per-plus", "local"}
 """Methods without rounds, whose clients predict by themselves."""
+EXCHANGING = {"gaussian-head", "knn-peers", "prior"}
+"""Methods without rounds, whose clients exchange something before they predict."""
 
 
 WHOLE = {"pairs", "chance", "taken", "consensus"}
@@ -111,9 +115,12 @@ def find_obstacle(name, options=None, rounds=4, upload=()):
 
 
 def test_methods_are_admitted_if_their_clients_need_only_what_they_download():
-    assert {name for name in registry.names("methods") if not find_obstacle(name)} == ADMITTED | SEVERAL | AFTER_ROUNDS
+    admitted = {name for name in registry.names("methods") if not find_obstacle(name)}
+    assert admitted == ADMITTED | SEVERAL | AFTER_ROUNDS | EXCHANGING
+    page = (registry.ROOT.parent / "docs" / "deployment.md").read_text().partition("## Which methods")[2]
+    rows = re.findall(r"^\| (`.*`) \| (?:yes|likewise)", page, re.MULTILINE)
+    assert {name for row in rows for name in row.replace("`", "").split()} == admitted - {"knn-per-extended"}
     assert "it is a reference" in find_obstacle("constant")
-    assert find_obstacle("knn-peers") == "clients also send class means before the rounds"
     assert find_obstacle("lg-fedavg", {"warmup": 6}, rounds=6) == ""
     assert "know only what they download" in find_obstacle("lg-fedavg", {"warmup": 6}, rounds=10)
 
@@ -138,7 +145,17 @@ def test_rounds_of_several_kinds_have_the_bytes_of_the_simulation(name, tmp_path
     compare(make_world(name, tmp_path, GROUPS["1 client a site"], rounds=3, participation=1.0, options={"warmup": 1}))
 
 
-@pytest.mark.parametrize("name", ["fedamp", "fedattn", "fedham", "panm"])
+@pytest.mark.parametrize("groups", ["1 client a site", "2 or 3 clients a site"])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_clusters_that_are_split_have_the_bytes_of_the_simulation(groups, restarts, tmp_path):
+    options = {"warmup": 0, "gap": 0.0, "eps1": 1.0, "eps2": 0.0}
+    assert find_obstacle("clustered-fl", options, 6) == ""
+    world = make_world("clustered-fl", tmp_path, GROUPS[groups], rounds=5, options=options)
+    assert {len(state["models"]["head.bias"]) for _, state, _ in world.simulate()} >= {2, 3}
+    compare(world, restarts=restarts)
+
+
+@pytest.mark.parametrize("name", ["clustered-fl", "fedamp", "fedattn", "fedham", "fedpac", "panm"])
 def test_sites_that_vanish_from_a_round_with_several_exchanges_drop_out(name, tmp_path):
     world = make_world(name, tmp_path, rounds=4, participation=1.0)
     compare(world, absent={0: ("a",), 2: ("b",)})
@@ -173,7 +190,7 @@ def test_a_site_that_vanishes_between_two_exchanges_drops_out_of_the_round(name,
     assert server.attendance[number + 1][4] is False
 
 
-@pytest.mark.parametrize("name", ["fedham", "gossip", "panm"])
+@pytest.mark.parametrize("name", ["clustered-fl", "fedham", "fedpac", "gossip", "panm"])
 def test_a_client_that_diverges_in_a_round_with_several_exchanges_drops_out(name, tmp_path):
     world = make_world(name, tmp_path, GROUPS["1 client a site"], participation=1.0)
     x = world.data.x.clone()
@@ -221,11 +238,100 @@ def test_a_method_that_does_not_exchange_what_it_needs_is_refused(name, function
     assert find_obstacle(name)
 
 
+@pytest.mark.parametrize("name", sorted(EXCHANGING))
+def test_a_method_after_the_rounds_that_reads_samples_at_the_server_is_refused(name, monkeypatch):
+    packed = find_obstacle(name, upload=("int8",))
+    assert "does not apply to this method" in packed if name == "knn-peers" else packed == ""
+    monkeypatch.setattr(Run, "participants", lambda run: run.federation.participants)
+    assert find_obstacle(name)
+
+
+@pytest.mark.parametrize("error", [ValueError("no client"), SystemExit("no client")], ids=["error", "exit"])
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_method_that_cannot_personalize_nobody_or_ends_the_process_is_refused(error, count, monkeypatch):
+    whole = Run.predictor
+
+    def predictor(run, clients, *args, **options):
+        if len(clients) == count:
+            raise error
+        return whole(run, clients, *args, **options)
+
+    monkeypatch.setattr(Run, "predictor", predictor)
+    assert f"{type(error).__name__}: no client" in find_obstacle("fedavg")
+
+
+@pytest.mark.parametrize("name", ["fedham", "pfedgp"])
+def test_methods_personalize_nobody(name):
+    run = small.make_run(name)
+    state = small.play_rounds(name, run)
+    with run.personalizing():
+        assert small.personalize(name, run, state, np.zeros(0, np.int64)).splits == ("validation", "test")
+
+
+@pytest.mark.parametrize("name", ["fedattn", "fedham", "gossip", "panm", "pens"])
+def test_sites_that_refuse_records_change_no_model(name, tmp_path):
+    world = make_world(name, tmp_path, rounds=4, participation=1.0)
+    server = world.make_server()
+    sites = {site: world.make_site(site, sends_records=site == "b") for site in world.sites}
+    for t, (_, state, expected) in enumerate(world.simulate()):
+        row = world.play(server, sites)
+        assert (row["clients"], row["loss"]) == (expected["clients"], expected["loss"])
+        right, found = (
+            server_entries(world.method, {key: value for key, value in each.items() if key not in world.method.RECORDS})
+            for each in (state, server.progress.state)
+        )
+        require_same(right, found, f"round {t + 1}")
+    kinds = world.terms.patterns["round"]
+    records = {number for each in kinds for number, form in enumerate(each.channels) if form.is_record}
+    sent = {site: {number for number, each in sites[site]._place.sent.items() if each} for site in "ab"}
+    assert records
+    assert sent["a"] == sent["b"] - records != sent["b"]
+
+
+def put_numbers(path, number):
+    """Replace all numbers that are not whole in a message."""
+
+    def change(head, entries, data):
+        changed = bytearray(data)
+        for entry in entries.values():
+            kind = {"F32": np.float32, "F64": np.float64}.get(entry["dtype"])
+            first, last = entry["data_offsets"]
+            if kind is not None:
+                changed[first:last] = np.full((last - first) // np.dtype(kind).itemsize, number, kind).tobytes()
+        return bytes(changed)
+
+    rewrite(path, change)
+
+
+@pytest.mark.parametrize("name", sorted(ADMITTED | SEVERAL))
+def test_a_site_that_sends_huge_numbers_drops_out_and_the_rounds_go_on(name, tmp_path):
+    """Clients could not train from a mean with such numbers, and the server would end in the next round."""
+    sites = {f"site {client}": (client,) for client in range(4)}
+    world = make_world(name, tmp_path, sites, SMALL, rounds=3, participation=1.0)
+    simulated = [row for _, _, row in world.simulate({0: [3]})]
+    server, sites = world.make_server(), {site: world.make_site(site) for site in world.sites}
+    dropped = set()
+    while not server.is_finished:
+        questions, paths = world.write_questions(server)
+        answers = {}
+        for site, question in questions.items():
+            answer = paths[site].with_suffix(".answer")
+            shutil.copy(sites[site].answer(paths[site]), answer)
+            if (site, question.round) == ("site 3", 1):
+                put_numbers(answer, 1e15)
+            answers[site] = server.check(answer, question, digest(paths[site]))
+        server.close(answers)
+        dropped |= {*server.implausible}
+    assert dropped == {"site 3"}
+    assert [(row["clients"], row["dropped"]) for row in server.progress.rows] == [(3, 1), (4, 0), (4, 0)]
+    assert [row["loss"] for row in server.progress.rows] == [row["loss"] for row in simulated]
+
+
 SMALL = small.make_federation(client_sizes=[(8, 2, 2), (9, 3, 3), (10, 3, 4), (14, 4, 4)])
 """Four sites with 12, 15, 17 and 22 samples: a product over all of them has other last bits than one of each."""
 
 
-@pytest.mark.parametrize("name", sorted(ADMITTED))
+@pytest.mark.parametrize("name", sorted(ADMITTED | SEVERAL))
 @pytest.mark.parametrize("groups", ["1 client a site", "2 clients a site"])
 @pytest.mark.parametrize("rate", [0.1, 0.01])
 def test_small_sites_have_the_bytes_of_a_simulation_apart(name, groups, rate, tmp_path):

@@ -29,6 +29,7 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.predict import predict
 from pflcli.commands.train_global import train_global
+from pflcli.core import methods
 from pflcli.core.errors import ConflictError, InputError, UnsuitedError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.core.federation.privacy import guarantee
@@ -232,21 +233,27 @@ def test_a_record_has_no_row_of_a_round_when_all_its_clients_drop_out(world, tmp
 
 @pytest.mark.parametrize(
     ("name", "layer"),
-    [("local", None), ("fedavg-plus", None), ("knn-per-plus", None), ("knn-per", None), ("knn-per", "body.1")],
-    ids=["local", "fedavg-plus", "knn-per-plus", "knn-per", "knn-per-of-a-layer"],
+    [
+        *((name, None) for name in ("local", "fedavg-plus", "knn-per-plus", "knn-per")),
+        *((name, None) for name in ("prior", "gaussian-head", "knn-peers")),
+        *(("knn-per", "body.1"), ("knn-peers", "body.1")),
+    ],
+    ids=str,
 )
 def test_methods_after_the_rounds_predict_as_in_the_simulation(name, layer, world, tmp_path, monkeypatch):
     settings = {"model": "mlp", "rounds": 3, "apart": True}
     source = world / "partition"
     if name != "local":
         source = train_global(source, tmp_path / "b", participation=0.7, threads=1, **settings).path
+    if methods.load(name).NEEDS[:1] in (("embeddings",), ("datastore",)):
+        source = extract(source, tmp_path / "e", layer=layer).path
     if name == "knn-per":
-        source = build_datastore(extract(source, tmp_path / "e", layer=layer).path, tmp_path / "d", capacity=0.8).path
+        source = build_datastore(source, tmp_path / "d", capacity=0.8).path
     simulated = open_one(personalize(name, source, tmp_path / "simulation", threads=1, **settings).path)
     fed = create_federation(simulated.path, tmp_path / "fed", execution=ONE).path
     assert check_federation(fed)["rounds"] == (0 if name == "local" else 3)
     run_without(world, tmp_path, {}, monkeypatch, fed)
-    if name == "knn-per":
+    if (tmp_path / "e").exists():
         assert open_one(tmp_path / "site west" / "embeddings").manifest.request.get("layer") == layer
     everyone = predictions.read(simulated, "test")
     for client, place in enumerate(SITES):
@@ -313,13 +320,6 @@ def test_a_store_of_other_samples_is_refused(world, tmp_path):
         create_federation(tmp_path / "simulation", tmp_path / "fed", execution=ONE)
 
 
-def test_create_says_what_a_method_on_embeddings_sends_when_it_refuses_it(world, tmp_path):
-    backbone = train_global(world / "partition", tmp_path / "b", model="mlp", rounds=1, threads=1).path
-    personalize("prior", extract(backbone, tmp_path / "e").path, tmp_path / "simulation", threads=1)
-    with pytest.raises(UnsuitedError, match="among real sites: clients also send class frequencies before the rounds"):
-        create_federation(tmp_path / "simulation", tmp_path / "fed", execution=ONE)
-
-
 def test_the_server_reports_epsilon_as_the_simulation_does(world, tmp_path, monkeypatch):
     settings = {"model": "logistic", "rounds": 2, "participation": 0.7, "dp_noise": 1.0, "dp_delta": 1e-3}
     simulated = personalize("fedavg", world / "partition", tmp_path / "simulation", threads=1, **settings)
@@ -363,7 +363,6 @@ def test_wrong_folders_are_refused(world, tmp_path):
 
 def test_methods_and_settings_that_real_sites_cannot_have_are_refused(world, tmp_path):
     for method, settings, words in (
-        ("clustered-fl", {}, "gets another form in the rounds"),
         ("constant", {}, "it is a reference"),
         ("fedavg", {"upload": ("noise:0.1",)}, "noise of an upload step"),
         ("fedavg", {"report": "best"}, "--report best"),

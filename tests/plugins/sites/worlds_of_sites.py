@@ -66,10 +66,9 @@ class World:
         )
         return Server(self.terms, self.method, run, self.folder / folder)
 
-    def make_site(self, site, folder=None):
-        given = inputs_at_site(
-            config.build(Settings, {"upload": self.settings.get("upload", ())}, ""), self.data.sizes("train")
-        )
+    def make_site(self, site, folder=None, **records):
+        plan = config.build(Settings, {"upload": self.settings.get("upload", ())}, "")
+        given = inputs_at_site(plan, self.data.sizes("train"), **records)
         run = make_run(self.name, keep_samples(self.data, self.sites[site]), given, **self.settings)
         return Site(self.terms, self.method, run, site, self.folder / (folder or f"site {site}"))
 
