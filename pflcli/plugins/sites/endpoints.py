@@ -2,9 +2,9 @@
 
 Both play the phases of a method as a simulation does, the rounds by ``simulation.loop.play_round``, and so give its
 bytes. Neither needs a process that stays: the server plays a phase to ask, and again with every exchange of answers
-until its end; a site plays it when it is asked. What a phase changes is written to a folder of its own, which gets its
-name in one step, when the phase is over. A killed process therefore repeats its phase, with the same bytes, and a site
-that gets the same question again returns the answer that it has stored.
+until its end; a site plays it when it is asked, again or, if it ``waits``, further. What a phase changes is written to
+a folder of its own, which gets its name in one step, when the phase is over. A killed process therefore repeats its
+phase, with the same bytes, and a site that gets the same question again returns the answer that it has stored.
 
 A question says in which round the server last received an answer of the site, and the site continues from its state
 after that round. It keeps this state until the next answer has arrived: a round whose answer came too late is undone,
@@ -19,7 +19,8 @@ import math
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ from pflcli.plugins.sites.messages import (
     SentByClient,
 )
 from pflcli.plugins.sites.places import Arrived, AtServer, AtSite, Pending, Reply, Sent, unpack
+from pflcli.plugins.sites.waiting import WaitingPhase
 from pflcli.workflow.training import checkpoint, state_files
 
 _PIECE_BYTES = 1 << 20
@@ -520,9 +522,14 @@ def _layout_of_question(question: Question, pattern: Pattern) -> Layout:
 class Site:
     """A site of a deployment, whose state is in ``folder``: what its clients keep after the last two of its rounds."""
 
-    def __init__(self, terms: Terms, method: Method, run: Run, site: str, folder: Path) -> None:
-        """Continue after the last phase in ``folder``, if there is one. ``run`` has the samples of this site alone."""
-        self.terms, self.site, self.folder = terms, site, folder
+    def __init__(self, terms: Terms, method: Method, run: Run, site: str, folder: Path, *, waits: bool = False) -> None:
+        """Continue after the last phase in ``folder``, if there is one. ``run`` has the samples of this site alone.
+
+        If it ``waits``, it does not play a phase again for each exchange, but plays on, while this object exists.
+        """
+        self.terms, self.site, self.folder, self.waits = terms, site, folder, waits
+        self._waiting: tuple[Question, WaitingPhase] | None = None
+        """the last question of a phase that waits"""
         self._method, self.run = method, run
         assert isinstance(run.inputs.place, AtSite)
         self._place = run.inputs.place
@@ -536,19 +543,17 @@ class Site:
     def _return_to(self, last: Path | None) -> None:
         """Take the state in the folder of a phase; None is the state before the first one."""
         self._last = last
-        self._set_up(self._read_deliveries(_folder_of_round(self.folder, 0)))
+        self._place.asked, self._place.arrived = self._clients, self._read_deliveries(_folder_of_round(self.folder, 0))
+        with suppress(Pending):  # the setup is a phase that the server has not begun
+            self._set_up()
         if last is not None and _number(last):
             self._restore(last / _STATE)
 
-    def _set_up(self, arrived: Sequence[Arrived]) -> bool:
-        """Let the method set up its state; returns whether all deliveries for that have arrived."""
-        self._place.asked, self._place.arrived, self.run.tables = self._clients, arrived, 0
-        try:
-            self.state = loop.set_up(self.run, self.terms.method, self._method).state
-        except Pending:
-            return False
+    def _set_up(self) -> None:
+        """Let the method set up its state; raises Pending if a delivery for that is missing."""
+        self.run.tables = 0
+        self.state = loop.set_up(self.run, self.terms.method, self._method).state
         self._in_rows = kept_in_rows(self._method, self.state, len(self.run.clients))
-        return True
 
     @property
     def rounds(self) -> int:
@@ -578,17 +583,19 @@ class Site:
             )
         if not {pair for holders in question.deliveries for pair in holders} <= {(c, h) for c in own for h in own}:
             raise InputError(f"{path} delivers to clients that it does not ask")
-        self._continue_after(question, path)
+        if not self._plays_on(question):
+            self._abandon()
+            self._continue_after(question, path)
         known = {}
         if question.round > self._rounds and not question.exchange:
             entries = parameters.outline(final_entries(self._method, self.state))
             known = {f"{_ENTRY}{name}": form for name, form in entries.items()}
         message.require_one_of(patterns, lambda pattern: {**_layout_of_question(question, pattern), **known})
         arrived = self._store_question(message, digest)
-        self._place.asked = np.asarray(question.clients, dtype=np.int64)
-        is_over = self._play(question.round, arrived)
+        is_over = self._play(question, arrived)
         answer, tensors = self._answer(question, digest, is_over=is_over)
         if misfit := messages.find_misfit(patterns, partial(_layout_of_answer, answer), parameters.outline(tensors)):
+            self._abandon()
             shutil.rmtree(self.folder / _PHASE, ignore_errors=True)
             raise ComputationError(
                 f"{self.terms.method}, round {question.round}: the method would send other tensors than those that pfl"
@@ -708,41 +715,84 @@ class Site:
         assert self._last is not None
         return messages.read(self._last / _ANSWER, Answer, self.terms.federation, self.site)
 
-    def _play(self, number: int, arrived: Sequence[Arrived]) -> bool:
-        """Play a phase; returns whether it is over. Clients that diverge are noted in the attendance."""
-        self._place.reset()
-        self._place.arrived, name = arrived, self.terms.method
-        if number == 0:
-            is_over = self._set_up(arrived)
-        else:
-            before = self.state
-            try:
-                if number <= self._rounds:
-                    self.state, _ = loop.play_round(self.run, name, self._method, self.state, number - 1)
-                else:
-                    first = self.folder / _PHASE / "question-0.msg"
-                    message = messages.read(first, Question, self.terms.federation, self.site)
-                    state = replace_entries(self.state, message.tensors(_ENTRY))
-                    with self.run.personalizing():
-                        self._method.personalize(self.run, state, self._place.asked)
-                is_over = True
-            except Pending:
-                is_over = False
-            except ComputationError:
-                if not self.run.attendance.all_absent:
-                    raise
-                self._place.sent, is_over = {}, True
-                return is_over
-            if tables(self.state).keys() != tables(before).keys():
-                new = ", ".join(tables(self.state).keys() - tables(before).keys())
-                raise ComputationError(
-                    f"{name}, round {number}: the method made the table '{new}' in a round, which a client that is not"
-                    " in it would lack",
-                    "make it in setup",
-                )
-        if is_over and self._place.received < len(arrived):
-            raise InputError(f"the server has delivered more than {name} receives in round {number}")
+    def _plays_on(self, question: Question) -> bool:
+        """Return whether the phase that waits is that of a question, the next one to the same clients."""
+        if self._waiting is None:
+            return False
+        before = self._waiting[0]
+        return question == replace(
+            question,
+            round=before.round,
+            attempt=before.attempt,
+            exchange=before.exchange + 1,
+            last_round=before.last_round,
+            clients=before.clients,
+        )
+
+    def _abandon(self) -> None:
+        """Undo the phase that waits, if there is one."""
+        if self._waiting is not None:
+            self._waiting[1].abandon()
+        self._waiting = None
+
+    def _play(self, question: Question, arrived: Sequence[Arrived]) -> bool:
+        """Play a phase, or play on; returns whether it is over. Clients that diverge are noted in the attendance."""
+        self._place.arrived = arrived
+        if self._waiting is None:
+            self._place.reset()
+            self._place.asked = np.asarray(question.clients, dtype=np.int64)
+        phase = self._waiting[1] if self._waiting else self._begin(question.round) if self.waits else None
+        self._waiting = None
+        is_over = self._play_phase(question.round) if phase is None else phase.advance()
+        if phase is not None and not is_over:
+            self._waiting = question, phase
         return is_over
+
+    def _begin(self, number: int) -> WaitingPhase:
+        """Return a phase that waits, which has not begun."""
+
+        def play() -> bool:
+            self._place.wait = phase.wait
+            try:
+                return self._play_phase(number)
+            finally:
+                self._place.wait = None
+
+        phase = WaitingPhase(play)
+        return phase
+
+    def _play_phase(self, number: int) -> bool:
+        """Play a phase until it is over, or a delivery is missing; returns whether it is over."""
+        name, before, traffic = self.terms.method, self.state, dict(self.run.traffic)
+        try:
+            if number == 0:
+                self._set_up()
+            elif number <= self._rounds:
+                self.state, _ = loop.play_round(self.run, name, self._method, self.state, number - 1)
+            else:
+                first = self.folder / _PHASE / "question-0.msg"
+                message = messages.read(first, Question, self.terms.federation, self.site)
+                state = replace_entries(self.state, message.tensors(_ENTRY))
+                with self.run.personalizing():
+                    self._method.personalize(self.run, state, self._place.asked)
+        except Pending:
+            self.run.traffic = traffic
+            return False
+        except ComputationError:
+            if not self.run.attendance.all_absent:
+                raise
+            self._place.sent = {}
+            return True
+        if number and tables(self.state).keys() != tables(before).keys():
+            new = ", ".join(tables(self.state).keys() - tables(before).keys())
+            raise ComputationError(
+                f"{name}, round {number}: the method made the table '{new}' in a round, which a client that is not in"
+                " it would lack",
+                "make it in setup",
+            )
+        if self._place.received < len(self._place.arrived):
+            raise InputError(f"the server has delivered more than {name} receives in round {number}")
+        return True
 
     def _answer(self, question: Question, digest: str, *, is_over: bool) -> tuple[Answer, Params]:
         place, notes = self._place, self.run.notes
@@ -811,6 +861,7 @@ class Site:
     def finish(self, path: Path) -> State:
         """Return the state after all rounds, with the server's entries in the last message."""
         message = messages.read(path, Final, self.terms.federation, self.site)
+        self._abandon()
         if message.head.rounds != self._rounds:
             raise InputError(f"{path} ends after round {message.head.rounds} of {self._rounds}")
         self._continue_after(message.head, path)

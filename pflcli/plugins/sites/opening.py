@@ -224,13 +224,23 @@ def open_server(federation: Artifact, terms: Terms, folder: Path, execution: Exe
 
 
 def open_site(
-    federation: Artifact, terms: Terms, data: Partition, site: str, folder: Path, execution: Execution
+    federation: Artifact,
+    terms: Terms,
+    data: Partition,
+    site: str,
+    folder: Path,
+    execution: Execution,
+    *,
+    waits: bool = False,
 ) -> Site:
-    """Return the site of a client whose state is in ``folder``; ``data`` has the samples of this client alone."""
+    """Return the site of a client whose state is in ``folder``; ``data`` has the samples of this client alone.
+
+    It ``waits`` within a phase if this process stays.
+    """
     spec = make_spec(federation.manifest.request)
     sizes = np.asarray(federation.manifest.request["train"], dtype=np.int64)
     run = spec.build(data, on_cpu(execution), inputs_at_site(spec.settings, sizes))
-    return Site(terms, spec.method, run, site, folder)
+    return Site(terms, spec.method, run, site, folder, waits=waits)
 
 
 def claim(folder: Path, facts: Mapping[str, Any]) -> None:

@@ -63,8 +63,9 @@ class _Opened:
     data: Partition
     client: str
 
-    def site(self, execution: Execution) -> Site:
-        return opening.open_site(self.federation, self.terms, self.data, self.client, self.folder, execution)
+    def site(self, execution: Execution, *, waits: bool = False) -> Site:
+        where = self.folder, execution
+        return opening.open_site(self.federation, self.terms, self.data, self.client, *where, waits=waits)
 
 
 @command(CheckSite)
@@ -171,7 +172,7 @@ def serve_site(asked: ServeSite) -> Outcome:
     opened, execution = _reopen(Path(asked.site)), asked.execution
     inbox = folder_of(Path(asked.exchange), [*opened.terms.sites], opened.client)
     with locks.acquire(opened.folder, execution.reporter.say):
-        site, final = opened.site(execution), final_file(inbox)
+        site, final = opened.site(execution, waits=True), final_file(inbox)
         if not final.exists():
             execution.reporter.say(f"waiting for messages to '{opened.client}' in {inbox}")
         while not final.exists():

@@ -49,6 +49,8 @@ class World:
     sites: dict[str, tuple[int, ...]]
     settings: dict
     data: Federation
+    waits: bool = False
+    """whether sites wait in their phases"""
 
     def __post_init__(self):
         self.messages = messages
@@ -71,7 +73,7 @@ class World:
             config.build(Settings, {"upload": self.settings.get("upload", ())}, ""), self.data.sizes("train")
         )
         run = make_run(self.name, keep_samples(self.data, self.sites[site]), given, **self.settings)
-        return Site(self.terms, self.method, run, site, self.folder / (folder or f"site {site}"))
+        return Site(self.terms, self.method, run, site, self.folder / (folder or f"site {site}"), waits=self.waits)
 
     def simulate(self, absent=()):
         """Yield the state and the row after each round of the simulation."""
