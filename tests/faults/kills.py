@@ -71,7 +71,7 @@ WITHOUT_KILLS = {
         "tests/plugins/sites kills server and sites before each write",
     ),
     "federation create": "it writes one small file, as partition writes large ones",
-    **dict.fromkeys(("federation columns", "site columns"), "it writes one small file, in one step"),
+    **dict.fromkeys(("federation columns", "site columns", "site release"), "it writes one small file, in one step"),
     "federation check": "it prints",
     "import-predictions": "it writes predictions in one step, as stack does",
     "replay": "it runs commands that are killed here",

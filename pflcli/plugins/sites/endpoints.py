@@ -18,7 +18,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load, save
 from torch import Tensor
 
-from pflcli.artifacts import csv_file, disk
+from pflcli.artifacts import csv_file, disk, machine
 from pflcli.core import foreign, parameters, sources
 from pflcli.core.errors import ComputationError, InputError
 from pflcli.core.federation import uploads
@@ -90,7 +90,7 @@ class Terms:
 
     def patterns_of(self, number: int, rounds: int) -> tuple[Pattern, ...]:
         """Return what may be exchanged in phase ``number``: 0 is the setup, and what follows ``rounds`` the last."""
-        return self.patterns.get("setup" if number == 0 else "round" if number <= rounds else "personalize", ())
+        return self.patterns.get(name_phase(number, rounds), ())
 
     def most_bytes(self, phase: str) -> int:
         """Return the maximum bytes of the tensors that a client sends in a phase, a key of ``patterns``."""
@@ -104,6 +104,11 @@ class Terms:
             sum(map(len, each.deliveries)) + sum(1 + len(form.layout) for form in each.channels) for each in patterns
         ]
         return messages.max_head(clients, max(tensors, default=0))
+
+
+def name_phase(number: int, rounds: int) -> str:
+    """Return the name of a phase by its number: 0 is the setup, and what follows ``rounds`` the personalization."""
+    return "setup" if number == 0 else "round" if number <= rounds else "personalize"
 
 
 def find_other_code(agreed: Mapping[str, str], own: Mapping[str, str]) -> str:
@@ -530,6 +535,8 @@ class Site:
         self.terms, self.site, self.folder, self.waits = terms, site, folder, waits
         self._waiting: tuple[Question, WaitingPhase] | None = None
         """the last question of a phase that waits"""
+        self.note_message: Callable[[Message], None] = lambda message: None
+        """called with each message that fits, before anything is computed for it"""
         self._method, self.run = method, run
         assert isinstance(run.inputs.place, AtSite)
         self._place = run.inputs.place
@@ -560,6 +567,10 @@ class Site:
         """The last phase that this site has played; 0 before the first round."""
         return 0 if self._last is None else _number(self._last)
 
+    def name_phase(self, number: int) -> str:
+        """Return the name of a phase by its number: ``setup``, ``round`` or ``personalize``."""
+        return name_phase(number, self._rounds)
+
     def answer(self, path: Path) -> Path:
         """Answer the question in a file, write the state if the phase is over, and return the file of the answer.
 
@@ -574,6 +585,7 @@ class Site:
         if question.round > self._rounds + 1 or not patterns:
             raise InputError(f"{path} is for round {question.round} of {self._rounds}")
         if (stored := self._stored_answer(path, question, digest)) is not None:
+            self.note_message(message)
             return stored
         self._require_later(path, question, digest)
         own = tuple(client for client in self._clients.tolist() if client in question.clients)
@@ -592,6 +604,7 @@ class Site:
             known = {f"{_ENTRY}{name}": form for name, form in entries.items()}
         message.require_one_of(patterns, lambda pattern: {**_layout_of_question(question, pattern), **known})
         arrived = self._store_question(message, digest)
+        self.note_message(message)
         is_over = self._play(question, arrived)
         answer, tensors = self._answer(question, digest, is_over=is_over)
         if misfit := messages.find_misfit(patterns, partial(_layout_of_answer, answer), parameters.outline(tensors)):
@@ -823,7 +836,7 @@ class Site:
             attempt=question.attempt,
             exchange=question.exchange,
             question=digest,
-            versions=sources.read_versions(),
+            versions={**sources.read_versions(), "processor": machine.describe()["processor"]},
             clients=results,
             channels=tuple(channels),
             losses=losses if in_round and any(place.sent.values()) else (),
@@ -872,6 +885,7 @@ class Site:
                 raise InputError(f"{path} comes before the messages that {self.site} needs to predict")
             assert self._last is not None
             self._place.arrived = self._read_deliveries(self._last)
+        self.note_message(message)
         return replace_entries(self.state, message.tensors())
 
 

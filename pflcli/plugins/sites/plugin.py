@@ -45,6 +45,12 @@ COMMANDS = {
         "options": "site_options:ServeSite",
         "function": "site:serve_site",
     },
+    "site release": {
+        "panel": "Among real sites",
+        "options": "site_options:ReleaseAnswer",
+        "function": "site:release_answer",
+        "terminal": "terminal:HELD",
+    },
     "site answer": {
         "panel": "Among real sites",
         "options": "site_options:AnswerMessage",

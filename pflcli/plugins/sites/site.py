@@ -42,9 +42,10 @@ from pflcli.plugins.sites.exchange import (
     find_last_question,
     folder_of,
     question_file,
-    retry_unfinished,
 )
-from pflcli.plugins.sites.site_options import AnswerMessage, CheckSite, ServeSite
+from pflcli.plugins.sites.gate import Gate, Patience, release
+from pflcli.plugins.sites.log_times import add_times
+from pflcli.plugins.sites.site_options import AnswerMessage, CheckSite, ReleaseAnswer, ServeSite
 from pflcli.workflow.training import hardware, state_files
 from pflcli.workflow.training.run_artifact import Job, summarize, write_predictions, write_rounds
 
@@ -153,8 +154,9 @@ def _reopen(folder: Path) -> _Opened:
 def serve_site(asked: ServeSite) -> Outcome:
     """Answer the questions in the ``exchange`` folder until the last message, and return the predictions.
 
-    The state is in the folder of the site, after each round; the same command continues. Raises InputError for a
-    message that does not fit.
+    The state is in the folder of the site, after each round; the same command continues. ``hold`` keeps each answer
+    until ``release_answer``. Raises InputError for a message that does not fit, ComputationError if no question arrives
+    within ``patience`` seconds.
 
     >>> from concurrent.futures import ThreadPoolExecutor
     >>> from pflcli import check_site, create_federation, partition, personalize, run_federation, serve_site
@@ -169,20 +171,44 @@ def serve_site(asked: ServeSite) -> Outcome:
     >>> [site.result().kind for site in sites]
     ['predictions', 'predictions']
     """
-    opened, execution = _reopen(Path(asked.site)), asked.execution
+    opened, execution = _reopen(Path(asked.site)), add_times(asked.execution)
+    patience = Patience(asked.patience, execution.command)
     inbox = folder_of(Path(asked.exchange), [*opened.terms.sites], opened.client)
     with locks.acquire(opened.folder, execution.reporter.say):
         site, final = opened.site(execution, waits=True), final_file(inbox)
+        gate = Gate(site, execution.reporter.say, holds=asked.hold)
         if not final.exists():
             execution.reporter.say(f"waiting for messages to '{opened.client}' in {inbox}")
         while not final.exists():
             number = find_last_question(inbox)
             if number is None or answer_file(inbox, number).exists():
+                patience.require(number)
                 time.sleep(POLL_SECONDS)
-                continue
-            copy_message(retry_unfinished(site.answer, question_file(inbox, number)), answer_file(inbox, number))
-            execution.reporter.say(f"round {number}: answered")
-        return _predict(opened, site, retry_unfinished(site.finish, final), execution)
+            elif (answer := gate.answer(question_file(inbox, number))) is None:
+                time.sleep(POLL_SECONDS)
+            else:
+                copy_message(answer, answer_file(inbox, number))
+                execution.reporter.say(f"message {number}: answered")
+        return _predict(opened, site, gate.finish(final), execution)
+
+
+@command(ReleaseAnswer)
+def release_answer(asked: ReleaseAnswer) -> dict[str, Any]:
+    """Return what is in the answer that a site holds, and release it if ``sha256`` begins its SHA-256.
+
+    Raises InputError for another SHA-256.
+
+    >>> from pflcli import check_site, create_federation, partition, personalize, release_answer
+    >>> two = partition("writers", "runs/two", clients=2)
+    >>> fed = create_federation(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
+    >>> own = partition("writers", "runs/own", like=fed, client="w0371")
+    >>> _ = check_site(own, fed, "site")
+    >>> release_answer("site")
+    {'released': False}
+    """
+    folder = Path(asked.site)
+    opening.read_claim(folder, "site", "pfl site check PARTITION FEDERATION -o DIR")
+    return release(folder, asked.sha256)
 
 
 @command(AnswerMessage)
@@ -202,15 +228,17 @@ def answer_message(asked: AnswerMessage) -> Path:
     >>> with ThreadPoolExecutor() as pool:  # each site in a place of its own, in truth
     ...     sites = [pool.submit(serve_site, f"site-{name}", "exchange") for name in ("w0371", "w2430")]
     ...     facts = run_federation(fed, "exchange", "server")
-    >>> answer_message("site-w0371", "exchange/000-w0371/question-000001.msg").suffix
-    '.msg'
+    >>> answer_message("site-w0371", "exchange/000-w0371/final.msg").name
+    'predictions'
     """
     opened, message = _reopen(Path(asked.site)), Path(asked.message)
     with locks.acquire(opened.folder, asked.execution.reporter.say):
         site = opened.site(asked.execution)
+        gate = Gate(site, asked.execution.reporter.say)
         if messages.read_kind(message) == "final":
-            return _predict(opened, site, site.finish(message), asked.execution).path
-        stored = site.answer(message)
+            return _predict(opened, site, gate.finish(message), asked.execution).path
+        if (stored := gate.answer(message)) is None:
+            raise InputError(f"{message} is gone")
         if asked.out is None:
             return stored
         copy_message(stored, Path(asked.out))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,7 @@ def _describe(facts: Mapping[str, Any]) -> Iterator[str]:
     ):
         if facts[count]:
             yield f"  {when}, it sends {facts[count]:,} bytes of these"
-    yield "  with weights, training losses, whether training diverged, and versions; no sample"
+    yield "  with weights, training losses, whether training diverged, versions, and the processor; no sample"
     attempts = counted(facts["most_attempts"], "attempt")
     yield f"  the server may repeat a round without sites that drop out, {attempts} at most"
     if facts["uploads"]:
@@ -65,9 +66,28 @@ def _describe(facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"WARNING: {facts['other_packages']}: last bits may differ from the simulation"
 
 
-FACTS, PATH, CHECK, ANSWER = (
+def show_held(
+    facts: Mapping[str, Any], asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
+) -> None:
+    """Print the answer that is held, and how it is released; or that it was."""
+    if as_json:
+        console.data(dict(facts))
+    elif "sha256" not in facts:
+        console.lines(["no answer is held"])
+    else:
+        exchange = f"{facts['phase']} {facts['round']}, attempt {facts['attempt']}, exchange {facts['exchange']}"
+        held = f"{exchange}: {int(facts['bytes']):,} bytes, SHA-256 {facts['sha256']}"
+        done = "released" if facts["released"] else f"held since {facts['time']}"
+        console.lines([f"{done}: {held}", f"  {facts['content']}"])
+        if not facts["released"]:
+            words = ["pfl", "site", "release", str(asked["site"]), facts["sha256"][:8]]
+            execution.reporter.say(f"release it: {shlex.join(words)}")
+
+
+FACTS, PATH, CHECK, HELD, ANSWER = (
     Terminal(show_facts),
     Terminal(show_path),
     Terminal(show_check),
+    Terminal(show_held),
     Terminal(results.show_path(lambda path: {"path": str(path)})),
 )
