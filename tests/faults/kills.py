@@ -72,7 +72,7 @@ WITHOUT_KILLS = {
     ),
     "federation create": "it writes one small file, as partition writes large ones",
     **dict.fromkeys(("federation columns", "site columns", "site release"), "it writes one small file, in one step"),
-    "federation check": "it prints",
+    **dict.fromkeys(("federation check", "federation status"), "it prints"),
     "import-predictions": "it writes predictions in one step, as stack does",
     "replay": "it runs commands that are killed here",
     "embed": "tests/commands/test_embed.py interrupts it, and resumes it from its batches",

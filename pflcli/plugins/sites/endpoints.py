@@ -43,7 +43,7 @@ from pflcli.core.settings import Settings
 from pflcli.core.simulation import absences, loop
 from pflcli.core.simulation.progress import Progress, Row, tables
 from pflcli.core.wording import listed
-from pflcli.plugins.sites import messages
+from pflcli.plugins.sites import messages, norms
 from pflcli.plugins.sites.messages import (
     VERSION,
     Answer,
@@ -139,6 +139,8 @@ class Server:
         self._place = run.inputs.place
         self.attendance: dict[int, dict[int, bool]] = {}
         """whether each client that was asked answered, by round from 1"""
+        self.outliers: list[str] = []
+        """a line for each outlier of the last round"""
         self.progress = Progress({})
         self._closed, self._number = -1, 0
         """the last phase that is closed, and the number of the last question"""
@@ -176,6 +178,10 @@ class Server:
     def _rounds(self) -> int:
         return self.run.settings.rounds if self._method.has_rounds else 0
 
+    def name_phase(self, number: int) -> str:
+        """Return the name of a phase by its number: ``setup``, ``round`` or ``personalize``."""
+        return name_phase(number, self._rounds)
+
     @property
     def _patterns(self) -> tuple[Pattern, ...]:
         return self.terms.patterns_of(self.phase, self._rounds)
@@ -185,6 +191,12 @@ class Server:
         """Return what may be exchanged in this phase: rounds of another kind begin with other channels."""
         played = tuple(self._place.channels)
         return tuple(each for each in self._patterns if each.channels[: len(played)] == played)
+
+    @property
+    def _here(self) -> dict[str, tuple[int, ...]]:
+        """Return the clients of each site that has not vanished in this phase."""
+        gone = {*self._place.gone}
+        return {site: clients for site, clients in self.terms.sites.items() if not {*clients} & gone}
 
     @property
     def is_finished(self) -> bool:
@@ -435,7 +447,7 @@ class Server:
         self._place.gone = sorted({*self._place.gone, *missing})
         if missing:  # a late answer must not bring them back after a kill: the others may have gone on without them
             self._store_attempt(self._attempt + 1)
-        here = {site for site, clients in self.terms.sites.items() if not {*clients} & {*self._place.gone}}
+        here = self._here
         self._place.losses = [pair for site, pairs in self._losses.items() if site in here for pair in pairs]
         self._open = {}
         return self._advance()
@@ -474,6 +486,11 @@ class Server:
         if number and len(self._asked):
             gone = {*self._place.gone}
             self.attendance[number] = {client: client not in gone for client in self._asked.tolist()}
+        self.outliers = []
+        if 1 <= number <= self._rounds and self.run.privacy is None:  # otherwise who takes part is a secret
+            updates = norms.measure_updates(self._place, self.run.uploads, number, self._here, self._losses)
+            norms.write_updates(self.folder, number, updates)
+            self.outliers = norms.find_outliers(updates)
         rows = absences.count_clients([*self.progress.before, *self.progress.rows])
         files = {
             _STATE: [checkpoint.pack(self.run, self.progress)],

@@ -38,7 +38,9 @@ from pflcli.plugins.sites.admission import find_obstacle
 from pflcli.plugins.sites.columns import table
 from pflcli.plugins.sites.endpoints import Server
 from pflcli.plugins.sites.exchange import Inbox
-from pflcli.plugins.sites.federation_options import CheckFederation, CreateFederation, RunFederation
+from pflcli.plugins.sites.federation_options import CheckFederation, CreateFederation, RunFederation, ShowStatus
+from pflcli.plugins.sites.log_times import add_times
+from pflcli.plugins.sites.status import read_status
 from pflcli.workflow.admission import private_rounds
 from pflcli.workflow.training import attendance_record, run_request, run_settings
 from pflcli.workflow.training.attendance_record import AttendanceRecord
@@ -302,6 +304,7 @@ def run_federation(asked: RunFederation) -> dict[str, Any]:
     >>> facts["rounds"]
     1
     """
+    asked = replace(asked, execution=add_times(asked.execution))
     execution, out, exchange = asked.execution, Path(asked.out), Path(asked.exchange)
     federation = open_one(asked.federation, "federation")
     terms = opening.read_terms(federation)
@@ -425,3 +428,28 @@ def check_federation(asked: CheckFederation) -> dict[str, Any]:
         **{key: facts[key] for key in ("rounds", "clients", "bytes_down", "bytes_up")},
         "fingerprint": federation.manifest.fingerprint,
     }
+
+
+@command(ShowStatus)
+def show_status(asked: ShowStatus) -> dict[str, Any]:
+    """Return what a server is doing: the round, who is awaited since when, and what each site answered last.
+
+    The server may run. Raises InputError if the folder is not that of a server.
+
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> from pflcli import check_site, create_federation, partition, personalize
+    >>> from pflcli import run_federation, serve_site, show_status
+    >>> two = partition("writers", "runs/two", clients=2)
+    >>> fed = create_federation(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
+    >>> for name in ("w0371", "w2430"):
+    ...     own = partition("writers", f"runs/{name}", like=fed, client=name)
+    ...     _ = check_site(own, fed, f"site-{name}")
+    >>> with ThreadPoolExecutor() as pool:  # each site in a place of its own, in truth
+    ...     sites = [pool.submit(serve_site, f"site-{name}", "exchange") for name in ("w0371", "w2430")]
+    ...     facts = run_federation(fed, "exchange", "server")
+    >>> show_status("server")["phase"]
+    'final'
+    """
+    folder = Path(asked.server)
+    opening.read_claim(folder, "server", "pfl federation run FEDERATION --at DIR -o DIR")
+    return read_status(folder)

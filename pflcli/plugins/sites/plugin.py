@@ -28,6 +28,12 @@ COMMANDS = {
         "function": "federation:run_federation",
         "terminal": "terminal:PATH",
     },
+    "federation status": {
+        "panel": "Among real sites",
+        "options": "federation_options:ShowStatus",
+        "function": "federation:show_status",
+        "terminal": "terminal:STATUS",
+    },
     "site columns": {
         "panel": "Among real sites",
         "options": "column_options:SummarizeColumns",

@@ -66,6 +66,33 @@ def _describe(facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"WARNING: {facts['other_packages']}: last bits may differ from the simulation"
 
 
+def show_status(
+    facts: Mapping[str, Any], asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
+) -> None:
+    """Print the round, who is awaited since when, and what each site answered last."""
+    if as_json:
+        console.data(dict(facts))
+    else:
+        console.lines([*_describe_status(facts)])
+
+
+def _describe_status(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of ``pfl federation status``."""
+    yield "the server runs" if facts["runs"] else "the server does not run"
+    if "rounds" not in facts:
+        yield "no question was asked yet"
+        return
+    left = f"{counted(facts['closed'], 'round')} of {facts['rounds']} closed, {facts['rounds'] - facts['closed']} to go"
+    where = f"in round {facts['round']}" if facts["phase"] == "round" else f"in the phase {facts['phase']}"
+    yield left if facts["phase"] == "final" else f"{left}; {where}"
+    for site, since in facts["awaited"].items():
+        yield f"'{site}' is awaited since {since}"
+    for site, last in facts["sites"].items():
+        phase = f"round {last['round']}" if last["phase"] == "round" else f"the phase {last['phase']}"
+        versions = [f"{name} {value}" for name, value in last["versions"].items() if name != "code"]
+        yield f"'{site}' answered {phase} at {last['time']}: {', '.join(versions)}"
+
+
 def show_held(
     facts: Mapping[str, Any], asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
 ) -> None:
@@ -84,10 +111,11 @@ def show_held(
             execution.reporter.say(f"release it: {shlex.join(words)}")
 
 
-FACTS, PATH, CHECK, HELD, ANSWER = (
+FACTS, PATH, CHECK, STATUS, HELD, ANSWER = (
     Terminal(show_facts),
     Terminal(show_path),
     Terminal(show_check),
+    Terminal(show_status),
     Terminal(show_held),
     Terminal(results.show_path(lambda path: {"path": str(path)})),
 )
