@@ -20,7 +20,7 @@ from pflcli.plugins.sites.log_times import read_clock
 from pflcli.plugins.sites.messages import Answer, Final, Message, hash_file
 
 FILE = "audit.csv"
-COLUMNS = ("time", "direction", "phase", "round", "attempt", "exchange", "bytes", "sha256", "content")
+COLUMNS = ("time", "direction", "run", "phase", "round", "attempt", "exchange", "bytes", "sha256", "content")
 IN, REFUSED, HELD, OUT = "in", "refused", "held", "out"
 """Directions: a message that was refused entered as well, and an answer that is held has not left."""
 
@@ -28,18 +28,22 @@ IN, REFUSED, HELD, OUT = "in", "refused", "held", "out"
 class AuditLog:
     """The audit log in the folder of a site, to which one process writes at a time."""
 
-    def __init__(self, site: Site) -> None:
-        """Write to the folder of ``site``."""
-        self.path, self._site = site.folder / FILE, site
+    def __init__(self, folder: Path, run: str = "") -> None:
+        """Write to the ``folder`` of a site about a ``run`` of several, or the only one."""
+        self.folder, self.run, self._path = folder, run, folder / FILE
 
-    def note(self, direction: str, message: Message) -> None:
-        """Add the row of a message; raises InputError if it cannot be written."""
+    def note(self, direction: str, message: Message, site: Site) -> None:
+        """Add the row of a message of the run at ``site``; raises InputError if it cannot be written."""
         head = message.head
         if isinstance(head, Final):
             position = ["final", "", "", ""]
         else:
-            position = [self._site.name_phase(head.round), str(head.round), str(head.attempt), str(head.exchange)]
-        self._append([direction, *position, *_weigh(message.path), _describe(message)])
+            position = [site.name_phase(head.round), str(head.round), str(head.attempt), str(head.exchange)]
+        self._append([direction, self.run, *position, *_weigh(message.path), _describe(message)])
+
+    def note_scores(self, direction: str, path: Path, runs: int) -> None:
+        """Add the row of the file with the scores of all ``runs``."""
+        self._append([direction, self.run, "scores", "", "", "", *_weigh(path), f"scores of {counted(runs, 'run')}"])
 
     def note_refusal(self, path: Path, reason: str) -> None:
         """Add the row of a message that was refused, whatever it is."""
@@ -47,13 +51,13 @@ class AuditLog:
             facts = _weigh(path)
         except OSError:
             facts = ["", ""]
-        self._append([REFUSED, "", "", "", "", *facts, f"refused: {' '.join(reason.split())[:400]}"])
+        self._append([REFUSED, self.run, "", "", "", "", *facts, f"refused: {' '.join(reason.split())[:400]}"])
 
     def _append(self, row: list[str]) -> None:
         """Write a row at the end, after the unfinished one that a lost machine may have left."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
                 size = _find_end(handle)
                 os.ftruncate(handle, size)
@@ -72,23 +76,23 @@ class AuditLog:
             finally:
                 os.close(handle)
         except OSError as error:
-            raise disk.write_error(f"cannot write {self.path}", self.path.parent, error) from None
+            raise disk.write_error(f"cannot write {self._path}", self.folder, error) from None
 
 
-def read_last(folder: Path) -> dict[str, str] | None:
-    """Return the last row of the audit log in the folder of a site by column; None without a log or a row.
+def read_held(folder: Path) -> list[dict[str, str]]:
+    """Return the rows, in the audit log of the site in a folder, of answers that are held: the last row of their runs.
 
     Raises InputError if it is not an audit log.
     """
-    path = folder / FILE
-    if not path.exists():
-        return None
-    with foreign.reading(path, "an audit log"):
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        rows = [*csv.DictReader(line for line in lines if line.endswith("\n"))]  # the last may be unfinished
-        if not all(row.keys() == {*COLUMNS} for row in rows):
-            raise InputError(f"{path} has other columns than an audit log")
-    return rows[-1] if rows else None
+    path, last = folder / FILE, dict[str, dict[str, str]]()
+    if path.exists():
+        with foreign.reading(path, "an audit log"):
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            for row in csv.DictReader(line for line in lines if line.endswith("\n")):  # the last may be unfinished
+                if row.keys() != {*COLUMNS}:
+                    raise InputError(f"{path} has other columns than an audit log")
+                last[row["run"]] = row
+    return [row for row in last.values() if row["direction"] == HELD]
 
 
 def _find_end(handle: int) -> int:

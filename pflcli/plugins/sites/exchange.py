@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,6 @@ from pflcli.plugins.sites.endpoints import Server, find_other_packages
 from pflcli.plugins.sites.messages import Answer, Message, Question
 from pflcli.plugins.sites.status import Status
 
-POLL_SECONDS = 0.05
-"""How long the server and a site wait before they look for messages again."""
 SETTLE_SECONDS = 2.0
 """How long a file that is not a message must stay the same: until then, another program may still be writing it."""
 _TELL_SECONDS, _MOST_TELL_SECONDS = 60.0, 3600.0
@@ -30,9 +28,13 @@ _TELL_SECONDS, _MOST_TELL_SECONDS = 60.0, 3600.0
 _PIECE_BYTES = 1 << 20
 
 
-def folder_of(exchange: Path, names: list[str], site: str) -> Path:
-    """Return the folder of a site in the ``exchange`` folder: its number, and its name without unusual characters."""
-    return exchange / f"{names.index(site):03d}-{re.sub(r'[^A-Za-z0-9_-]+', '-', site)[:40]}"
+def folder_of(exchange: Path, names: list[str], site: str, run: str = "") -> Path:
+    """Return the folder of a site in the ``exchange`` folder: its number, and its name without unusual characters.
+
+    The messages of a ``run`` of several are in a folder of it there.
+    """
+    folder = exchange / f"{names.index(site):03d}-{re.sub(r'[^A-Za-z0-9_-]+', '-', site)[:40]}"
+    return folder / run.replace("/", "-") if run else folder
 
 
 def question_file(folder: Path, number: int) -> Path:
@@ -59,14 +61,14 @@ def find_last_question(folder: Path) -> int | None:
     return max((int(match[1]) for match in found if match), default=None)
 
 
-def remove_messages(exchange: Path, last: int) -> None:
-    """Remove all questions up to number ``last``, of phases that are closed, and their answers.
+def remove_messages(folders: Iterable[Path], last: int) -> None:
+    """Remove all questions up to number ``last`` in folders of sites, of phases that are closed, and their answers.
 
     No place needs them: a site copies the questions of its phase, and the server the answers, and a site that comes
     back is asked the last question. Questions go first, so that no site answers one again.
     """
     for kind in ("question", "answer"):
-        for path in exchange.glob(f"*/{kind}-*.msg"):
+        for path in [path for folder in folders for path in folder.glob(f"{kind}-*.msg")]:
             match = re.fullmatch(rf"{kind}-(\d{{6,}})\.msg", path.name)
             if match and int(match[1]) <= last:
                 with suppress(OSError):
@@ -134,7 +136,8 @@ class Inbox:
         self._said: set[str] = set()
         self._status = Status(server)
         self._questions: Mapping[str, Question] = {}
-        self._paths: Mapping[str, Path] = {}
+        self._places = set[Path]()
+        """the folders with the messages of the sites that were asked"""
         self.found: dict[str, Message] = {}
         """the answers to the last questions that have arrived"""
         self._copies: list[Path] = []
@@ -145,6 +148,7 @@ class Inbox:
         self._questions, self._paths = questions, paths
         self._digests = {site: messages.hash_file(path) for site, path in paths.items()}
         self._refused: dict[str, _Refusal] = {}
+        self._places |= {path.parent for path in paths.values()}
         self._status.note_questions(questions)
         self._told, self._next = time.monotonic(), _TELL_SECONDS
 
@@ -179,15 +183,19 @@ class Inbox:
             path.unlink(missing_ok=True)
         if self._questions:
             last = max(question.number for question in self._questions.values())
-            remove_messages(next(iter(self._paths.values())).parent.parent, last)
+            remove_messages(self._places, last)
             for line in self._server.outliers:
                 self._say_once(line)
             self._status.note_end_of_phase()
         self.found, self._copies, self._questions = {}, [], {}
 
+    def _copy_of(self, site: str, path: Path) -> Path:
+        """Return the file for the copy of an answer."""
+        return folder_of(self._folder, [*self._server.terms.sites], site) / path.name
+
     def _take(self, site: str, path: Path, file: Signature) -> None:
         """Read the answer of a site, or note why there is none."""
-        question, copy = self._questions[site], self._folder / path.parent.name / path.name
+        question, copy = self._questions[site], self._copy_of(site, path)
         copy.parent.mkdir(parents=True, exist_ok=True)
         try:
             disk.write(copy, _read(path, self._server.max_bytes(question)))
@@ -223,7 +231,7 @@ class Inbox:
 
     def _set_aside(self, site: str, path: Path, refusal: _Refusal) -> None:
         refusal.is_told = True
-        copy = self._folder / path.parent.name / path.name
+        copy = self._copy_of(site, path)
         kept = copy.with_name(f"refused-{path.name}")
         came_back = kept.exists() and copy.exists() and messages.hash_file(kept) == messages.hash_file(copy)
         if copy.exists():

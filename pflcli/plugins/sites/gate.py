@@ -7,7 +7,6 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +34,41 @@ class _Held:
     sha256: str
 
 
-class Gate:
-    """Answers questions for a site, and gives an answer out once it is in the audit log and, if ``holds``, released."""
+class Door:
+    """The way out of a site: a file leaves once it is in the audit log and, if the door ``holds``, released."""
 
-    def __init__(self, site: Site, say: Callable[[str], None], *, holds: bool = False) -> None:
-        """Write the audit log to the folder of ``site``, and name by ``say`` an answer that is held."""
-        self._site, self._log, self._say, self._holds = site, AuditLog(site), say, holds
-        site.note_message = partial(self._log.note, audit_log.IN)
+    def __init__(self, log: AuditLog, say: Callable[[str], None], *, holds: bool = False) -> None:
+        """Note in ``log`` what leaves, and name by ``say`` what is held."""
+        self.log, self._say, self._holds = log, say, holds
+        self._held = ""
+        """the SHA-256 of what is held"""
+
+    def opens(self, sha256: str, note: Callable[[str], None]) -> bool:
+        """Return whether the file with this hash leaves now; ``note`` adds its row, in a direction, to the log."""
+        if self._holds and not is_released(self.log, sha256):
+            if self._held != sha256:
+                note(audit_log.HELD)
+                show = shlex.join(["pfl", "site", "release", str(self.log.folder)])
+                self._say(f"an answer is held until it is released: {show} shows it")
+            self._held = sha256
+            return False
+        self._held = ""
+        note(audit_log.OUT)
+        return True
+
+    def opens_for_scores(self, path: Path, runs: int) -> bool:
+        """Return whether the file with the scores of all ``runs`` leaves now."""
+        return self.opens(messages.hash_file(path), lambda direction: self.log.note_scores(direction, path, runs))
+
+
+class Gate:
+    """Answers the questions of a run at a site; each message has a row in the audit log."""
+
+    def __init__(self, site: Site, door: Door) -> None:
+        """Answer for ``site``; answers leave by ``door``."""
+        self._site, self._door, self._log = site, door, door.log
         self._held: _Held | None = None
+        site.note_message = lambda message: self._log.note(audit_log.IN, message, site)
 
     def answer(self, path: Path) -> Path | None:
         """Return the file of the answer to the question in a file; None while it is held, or if the question is gone.
@@ -53,19 +79,13 @@ class Gate:
         if question[1] is None and self._held is not None and self._held.question[0] == path:
             return None
         if self._held is None or self._held.question != question:
-            answer = self._enter(path)
-            if answer is None:
+            if (answer := self._enter(path)) is None:
                 return None
             self._held = _Held(question, answer, messages.hash_file(answer.path))
-            if self._holds and not is_released(self._site.folder, self._held.sha256):
-                self._log.note(audit_log.HELD, answer)
-                show = shlex.join(["pfl", "site", "release", str(self._site.folder)])
-                self._say(f"an answer is held until it is released: {show} shows it")
         held = self._held
-        if self._holds and not is_released(self._site.folder, held.sha256):
+        if not self._door.opens(held.sha256, lambda direction: self._log.note(direction, held.answer, self._site)):
             return None
         self._held = None
-        self._log.note(audit_log.OUT, held.answer)
         return held.answer.path
 
     def finish(self, path: Path) -> State:
@@ -99,41 +119,42 @@ class Patience:
         if seconds is not None and not 0 < seconds < math.inf:
             raise UsageError(f"--patience {seconds:g} is not a positive number", "--patience 86400")
         self._seconds, self._command = seconds, shlex.join(command)
-        self._last: int | None = None
+        self._last: dict[str, int | None] = {}
         self._since = time.monotonic()
 
-    def require(self, last: int | None) -> None:
-        """Raise ComputationError if the number of the ``last`` question has been the same for too long."""
+    def require(self, run: str, last: int | None) -> None:
+        """Raise ComputationError if the number of the ``last`` question of every run is the same for too long."""
         now = time.monotonic()
-        if last != self._last:
-            self._last, self._since = last, now
+        if last != self._last.get(run):
+            self._last[run], self._since = last, now
         if self._seconds is not None and now - self._since > self._seconds:
             raise ComputationError(f"no question arrived in {self._seconds:g} s", f"{self._command} continues")
 
 
-def is_released(folder: Path, sha256: str) -> bool:
-    """Return whether a person has released the answer with this SHA-256 at the site in ``folder``."""
-    released = folder / _RELEASED
+def is_released(log: AuditLog, sha256: str) -> bool:
+    """Return whether a person has released what the run of ``log`` sends with this SHA-256."""
+    released = log.folder / log.run / _RELEASED
     return released.is_file() and released.read_text(encoding="utf-8").strip() == sha256
 
 
 def release(folder: Path, sha256: str | None) -> dict[str, Any]:
-    """Return the row in the audit log of the answer that is held, and release it if ``sha256`` begins its SHA-256.
+    """Return the rows in the audit log of answers that are ``held``, and release the one that ``sha256`` begins.
 
-    ``folder`` is that of a site. The row is empty if no answer is held. Raises InputError for another SHA-256.
+    ``folder`` is that of a site. Raises InputError for a SHA-256 that no held answer, or more than one, has.
     """
-    row = audit_log.read_last(folder)
-    held = row if row is not None and row["direction"] == audit_log.HELD else {}
-    if sha256 is None:
-        return {**held, "released": bool(held) and is_released(folder, held["sha256"])}
-    if not held or len(sha256) < _LEAST_DIGITS or not held["sha256"].startswith(sha256.lower()):
-        what = f"the answer that is held has the SHA-256 {held['sha256']}" if held else "no answer is held"
-        show = shlex.join(["pfl", "site", "release", str(folder)])
-        raise InputError(f"{folder}: {what}, not {sha256[:80]!r}", f"{show} shows what would leave")
-    temporary = folder / f"{_RELEASED}.tmp"
-    try:
-        disk.write(temporary, [f"{held['sha256']}\n".encode()])
-        temporary.replace(folder / _RELEASED)
-    except OSError as error:
-        raise disk.write_error(f"cannot write {folder / _RELEASED}", folder, error) from None
-    return {**held, "released": True}
+    rows = audit_log.read_held(folder)
+    if sha256 is not None:
+        rows = [row for row in rows if len(sha256) >= _LEAST_DIGITS and row["sha256"].startswith(sha256.lower())]
+        if len(rows) != 1:
+            show = shlex.join(["pfl", "site", "release", str(folder)])
+            raise InputError(f"{folder} holds no answer {sha256[:80]!r}", f"{show} shows what is held")
+        target = folder / rows[0]["run"] / _RELEASED
+        temporary = target.with_suffix(".tmp")
+        try:
+            disk.write(temporary, [f"{rows[0]['sha256']}\n".encode()])
+            temporary.replace(target)
+        except OSError as error:
+            raise disk.write_error(f"cannot write {target}", folder, error) from None
+    return {
+        "held": [{**row, "released": is_released(AuditLog(folder, row["run"]), row["sha256"])} for row in rows],
+    }

@@ -15,6 +15,7 @@ from typing import Any
 from pflcli.artifacts import disk, locks
 from pflcli.core import foreign
 from pflcli.core.errors import InputError
+from pflcli.plugins.sites import several
 from pflcli.plugins.sites.endpoints import Server
 from pflcli.plugins.sites.log_times import read_clock
 from pflcli.plugins.sites.messages import Answer, Question
@@ -90,10 +91,16 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """Return the status in the folder of a server; without questions so far, only whether it ``runs``."""
-    path = folder / FILE
-    facts = _read(path) if path.exists() else {}
-    return {**facts, "runs": _is_alive(folder)}
+    """Return the status of each of the ``runs`` of a server by name, and whether it ``is_running``.
+
+    The name of a single run is empty; runs without a question so far are missing.
+    """
+    states = several.state_folder(folder, ".")
+    paths = {"": folder / FILE, **{each.parent.relative_to(states).as_posix(): each for each in states.rglob(FILE)}}
+    return {
+        "is_running": _is_alive(folder),
+        "runs": {name: _read(path) for name, path in sorted(paths.items()) if path.exists()},
+    }
 
 
 def _is_alive(folder: Path) -> bool:

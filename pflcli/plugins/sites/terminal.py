@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pflcli.cli import console, results
@@ -33,37 +34,87 @@ def show_check(
     show_path(facts, asked, execution, as_json=as_json, quiet=quiet)
 
 
+def show_run(
+    facts: Mapping[str, Any], asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
+) -> None:
+    """Print the table of several runs, and the path of what was written."""
+    from pflcli.artifacts.reader import open_artifact
+
+    if "runs" in facts and not quiet:
+        console.artifact(open_artifact(Path(facts["path"])), to_stderr=True)
+    show_path(facts, asked, execution, as_json=as_json, quiet=quiet)
+
+
 def _describe(facts: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a site is asked to do and will send, from the facts of ``check``."""
-    settings = facts["settings"]
-    options = "".join(f", {name} {as_typed(value)}" for name, value in facts["options"].items())
-    then = f"the model for {facts['then']}, by {facts['method']}" if "then" in facts else facts["method"]
-    length = counted(settings["steps"], "step") if settings["steps"] else counted(settings["epochs"], "epoch")
-    yield f"the federation runs {then}{options}: {settings['model']}, {counted(settings['rounds'], 'round')}"
-    yield f"  of {length} in minibatches of {settings['batch_size']} at learning rate {settings['lr']:g}"
-    steps = listed(settings["upload"]) or "none, the update itself is sent"
-    yield f"  upload steps: {steps}; the server combines updates by {settings['aggregator']}"
-    if settings["dp_epsilon"] is not None or settings["dp_noise"] is not None:
-        yield "  differential privacy: the server adds the noise, and sees each update without it"
-    yield f"in a round, '{facts['client']}' sends {facts['bytes_up']:,} bytes, and receives {facts['bytes_down']:,}:"
-    for each in facts["uploads"]:
-        yield f"  {each['tensor']}  {each['type']}  {'x'.join(map(str, each['shape'])) or 'number'}"
-    for when, count in (
-        ("before the first round", "bytes_before_rounds"),
-        ("after the last round", "bytes_after_rounds"),
-    ):
-        if facts[count]:
-            yield f"  {when}, it sends {facts[count]:,} bytes of these"
+    runs, client = facts.get("runs", {"": facts}), facts["client"]
+    seeds: dict[str, list[str]] = {}
+    for name in runs:
+        seeds.setdefault(name.partition("/")[2], []).append(name.partition("/")[0].removeprefix("seed-"))
+    for label, known in seeds.items():
+        run = runs[f"seed-{known[0]}/{label}" if label else ""]
+        first, *rest = _describe_run(run)
+        yield f"{label}, seed {listed(known)}: {first}" if label else f"the federation runs {first}"
+        yield from rest
+        sends = f"in a round, '{client}' sends {run['bytes_up']:,} bytes, and receives {run['bytes_down']:,}"
+        yield f"  {sends}" if label else f"{sends}:"
+        for when, count in (
+            ("before the first round", "bytes_before_rounds"),
+            ("after the last round", "bytes_after_rounds"),
+        ):
+            if run[count]:
+                yield f"  {when}, it sends {run[count]:,} bytes" + ("" if label else " of these")
+    if "" not in runs:
+        yield f"in the messages of rounds, '{client}' sends:"
+    yield from _list_tensors(runs, len(seeds))
     yield "  with weights, training losses, whether training diverged, versions, and the processor; no sample"
+    if "scores" in facts:
+        yield from _describe_scores(facts["scores"])
     attempts = counted(facts["most_attempts"], "attempt")
     yield f"  the server may repeat a round without sites that drop out, {attempts} at most"
-    if facts["uploads"]:
+    if any(run["uploads"] for run in runs.values()):
         yield "  updates can reveal samples: docs/deployment.md says what the server learns from one"
     if facts["train"] != facts["declared_train"]:
         at_most = " and counts no more" if facts["train"] > facts["declared_train"] else ""
         yield f"WARNING: {facts['train']} training samples, the federation knows {facts['declared_train']}{at_most}"
     if facts["other_packages"]:
         yield f"WARNING: {facts['other_packages']}: last bits may differ from the simulation"
+
+
+def _list_tensors(runs: Mapping[str, Mapping[str, Any]], methods: int) -> Iterator[str]:
+    """Yield the tensors that leave a site, each with the methods that send it, if not all of them do."""
+    senders: dict[str, dict[str, None]] = {}
+    for name, run in runs.items():
+        for each in run["uploads"]:
+            text = f"  {each['tensor']}  {each['type']}  {'x'.join(map(str, each['shape'])) or 'number'}"
+            senders.setdefault(text, {})[name.partition("/")[2]] = None
+    for text, labels in senders.items():
+        yield text if len(labels) == methods else f"{text}  ({listed([*labels])})"
+
+
+def _describe_run(run: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a site is asked to do in a run."""
+    settings = run["settings"]
+    options = "".join(f", {name} {as_typed(value)}" for name, value in run["options"].items())
+    then = f"the model for {run['then']}, by {run['method']}" if "then" in run else run["method"]
+    length = counted(settings["steps"], "step") if settings["steps"] else counted(settings["epochs"], "epoch")
+    yield f"{then}{options}: {settings['model']}, {counted(settings['rounds'], 'round')}"
+    yield f"  of {length} in minibatches of {settings['batch_size']} at learning rate {settings['lr']:g}"
+    steps = listed(settings["upload"]) or "none, the update itself is sent"
+    yield f"  upload steps: {steps}; the server combines updates by {settings['aggregator']}"
+    if settings["dp_epsilon"] is not None or settings["dp_noise"] is not None:
+        yield "  differential privacy: the server adds the noise, and sees each update without it"
+
+
+def _describe_scores(scores: Mapping[str, Any]) -> Iterator[str]:
+    """Yield which scores a site sends after the last run."""
+    metrics, test = listed(scores["metric"]), counted(scores["test"], "test sample")
+    if scores["test"] < scores["fewest"]:
+        yield f"after the last run, it sends no scores but that it has {test}, fewer than {scores['fewest']} (--fewest)"
+        return
+    yield f"after the last run, it sends scores of its {test} by run: {metrics}, and those that every table has;"
+    yield "  counts by class of labels, of predictions and of right ones; sums of confidence; on how many samples a run"
+    yield f"  differs from {scores['baseline']}; what it tuned; nothing of a single sample"
 
 
 def show_status(
@@ -78,42 +129,46 @@ def show_status(
 
 def _describe_status(facts: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of ``pfl federation status``."""
-    yield "the server runs" if facts["runs"] else "the server does not run"
-    if "rounds" not in facts:
+    yield "the server runs" if facts["is_running"] else "the server does not run"
+    if not facts["runs"]:
         yield "no question was asked yet"
-        return
-    left = f"{counted(facts['closed'], 'round')} of {facts['rounds']} closed, {facts['rounds'] - facts['closed']} to go"
-    where = f"in round {facts['round']}" if facts["phase"] == "round" else f"in the phase {facts['phase']}"
-    yield left if facts["phase"] == "final" else f"{left}; {where}"
-    for site, since in facts["awaited"].items():
-        yield f"'{site}' is awaited since {since}"
-    for site, last in facts["sites"].items():
-        phase = f"round {last['round']}" if last["phase"] == "round" else f"the phase {last['phase']}"
-        versions = [f"{name} {value}" for name, value in last["versions"].items() if name != "code"]
-        yield f"'{site}' answered {phase} at {last['time']}: {', '.join(versions)}"
+    for name, run in facts["runs"].items():
+        left = f"{counted(run['closed'], 'round')} of {run['rounds']} closed, {run['rounds'] - run['closed']} to go"
+        where = f"in round {run['round']}" if run["phase"] == "round" else f"in the phase {run['phase']}"
+        before = f"{name}: " if name else ""
+        yield before + (left if run["phase"] == "final" else f"{left}; {where}")
+        for site, since in run["awaited"].items():
+            yield f"{before}'{site}' is awaited since {since}"
+        for site, last in run["sites"].items():
+            phase = f"round {last['round']}" if last["phase"] == "round" else f"the phase {last['phase']}"
+            versions = [f"{key} {value}" for key, value in last["versions"].items() if key != "code"]
+            yield f"{before}'{site}' answered {phase} at {last['time']}: {', '.join(versions)}"
 
 
 def show_held(
     facts: Mapping[str, Any], asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
 ) -> None:
-    """Print the answer that is held, and how it is released; or that it was."""
+    """Print each answer that is held, and how it is released; or that it was."""
     if as_json:
         console.data(dict(facts))
-    elif "sha256" not in facts:
+        return
+    if not facts["held"]:
         console.lines(["no answer is held"])
-    else:
-        exchange = f"{facts['phase']} {facts['round']}, attempt {facts['attempt']}, exchange {facts['exchange']}"
-        held = f"{exchange}: {int(facts['bytes']):,} bytes, SHA-256 {facts['sha256']}"
-        done = "released" if facts["released"] else f"held since {facts['time']}"
-        console.lines([f"{done}: {held}", f"  {facts['content']}"])
-        if not facts["released"]:
-            words = ["pfl", "site", "release", str(asked["site"]), facts["sha256"][:8]]
+    for row in facts["held"]:
+        where = f"{row['run']}: {row['phase']}" if row["run"] else row["phase"]
+        if row["exchange"]:
+            where += f" {row['round']}, attempt {row['attempt']}, exchange {row['exchange']}"
+        done = "released" if row["released"] else f"held since {row['time']}"
+        size = f"{int(row['bytes']):,} bytes, SHA-256 {row['sha256']}"
+        console.lines([f"{done}: {where}: {size}", f"  {row['content']}"])
+        if not row["released"]:
+            words = ["pfl", "site", "release", str(asked["site"]), row["sha256"][:8]]
             execution.reporter.say(f"release it: {shlex.join(words)}")
 
 
-FACTS, PATH, CHECK, STATUS, HELD, ANSWER = (
+FACTS, RUN, CHECK, STATUS, HELD, ANSWER = (
     Terminal(show_facts),
-    Terminal(show_path),
+    Terminal(show_run),
     Terminal(show_check),
     Terminal(show_status),
     Terminal(show_held),

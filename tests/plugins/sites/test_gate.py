@@ -12,7 +12,8 @@ from pflcli.core.errors import ComputationError, InputError, UsageError
 from pflcli.core.simulation import loop
 from pflcli.plugins.sites import audit_log
 from pflcli.plugins.sites import gate as gates
-from pflcli.plugins.sites.gate import Gate, Patience, release
+from pflcli.plugins.sites.audit_log import AuditLog
+from pflcli.plugins.sites.gate import Door, Gate, Patience, release
 
 
 @pytest.fixture
@@ -30,13 +31,14 @@ def ask(world):
 
 
 def make_gate(world, **options):
-    said = []
-    return Gate(world.make_site("a"), said.append, **options), said
+    said, site = [], world.make_site("a")
+    return Gate(site, Door(AuditLog(site.folder), said.append, **options)), said
 
 
 def test_each_message_has_a_row_in_the_order_in_which_it_passes(world):
-    server, gates = world.make_server(), {site: Gate(world.make_site(site), print) for site in world.sites}
-    hashes = []
+    server, hashes = world.make_server(), []
+    sites = {name: world.make_site(name) for name in world.sites}
+    gates = {name: Gate(site, Door(AuditLog(site.folder), print)) for name, site in sites.items()}
     while not server.is_finished:
         questions, paths = world.write_questions(server)
         stored = {site: gates[site].answer(paths[site]) for site in questions}
@@ -111,9 +113,8 @@ def test_an_unfinished_row_is_replaced_by_the_next(world):
     whole = file.read_bytes()
     for kept in (len(whole) - 5, len(whole.splitlines(keepends=True)[0]) - 2, len(whole)):
         file.write_bytes(whole[:kept])
-        last = audit_log.read_last(world.folder / "site a")
+        assert audit_log.read_held(world.folder / "site a") == []
         count = max(0, whole[:kept].count(b"\n") - 1)
-        assert (last is None) == (not count)
         gate.answer(path)
         found = rows(world)
         assert len(found) == count + 2
@@ -142,20 +143,20 @@ def test_a_full_disk_leaves_no_part_of_a_row(world, monkeypatch):
 def test_an_answer_is_held_until_it_is_released_by_its_hash(world):
     gate, said = make_gate(world, holds=True)
     path, folder = ask(world), world.folder / "site a"
-    assert release(world.folder, None) == {"released": False}
+    assert release(world.folder, None) == {"held": []}
     assert [gate.answer(path) for _ in range(3)] == [None] * 3
     assert [row["direction"] for row in rows(world)] == ["in", "held"]
     assert len(said) == 1
-    held = release(folder, None)
+    (held,) = release(folder, None)["held"]
     assert held == {**rows(world)[-1], "released": False}
     for wrong in ("", "0000000", held["sha256"][:7], "0" * 64):
-        with pytest.raises(InputError, match="the answer that is held has the SHA-256"):
+        with pytest.raises(InputError, match="holds no answer"):
             release(folder, wrong)
         assert gate.answer(path) is None
-    assert release(folder, held["sha256"][:8].upper())["released"] is True
+    assert release(folder, held["sha256"][:8].upper())["held"] == [{**held, "released": True}]
     assert digest(gate.answer(path)) == held["sha256"]
     assert [row["direction"] for row in rows(world)] == ["in", "held", "out"]
-    with pytest.raises(InputError, match="no answer is held"):
+    with pytest.raises(InputError, match="holds no answer"):
         release(folder, held["sha256"])
     # The server lost the answer, and asks for it again: the same bytes are released already, other ones are not.
     assert digest(gate.answer(path)) == held["sha256"]
@@ -165,13 +166,13 @@ def test_a_held_answer_survives_a_kill_and_is_given_out_once_it_is_released(worl
     path, folder = ask(world), world.folder / "site a"
     gate, _ = make_gate(world, holds=True)
     assert gate.answer(path) is None
-    held = release(folder, None)["sha256"]
+    (held,) = release(folder, None)["held"]
     again, _ = make_gate(world, holds=True)
     assert again.answer(path) is None
-    assert release(folder, None)["sha256"] == held
-    release(folder, held)
+    assert release(folder, None)["held"][0]["sha256"] == held["sha256"]
+    release(folder, held["sha256"])
     last, _ = make_gate(world, holds=True)
-    assert digest(last.answer(path)) == held
+    assert digest(last.answer(path)) == held["sha256"]
 
 
 def test_a_released_answer_releases_no_other_one(world):
@@ -180,13 +181,31 @@ def test_a_released_answer_releases_no_other_one(world):
     sites = {name: world.make_site(name) for name in world.sites if name != "a"}
     _, paths = world.write_questions(server)
     assert gate.answer(paths["a"]) is None
-    first = release(site, None)["sha256"]
+    first = release(site, None)["held"][0]["sha256"]
     world.exchange_once(server, sites, absent=("a",))
     _, paths = world.write_questions(server)
     assert gate.answer(paths["a"]) is None
-    with pytest.raises(InputError, match="the answer that is held"):
+    with pytest.raises(InputError, match="holds no answer"):
         release(site, first)
     assert gate.answer(paths["a"]) is None
+
+
+def test_answers_of_several_runs_and_scores_are_held_and_released_one_by_one(tmp_path):
+    """Each run has its own last row, and its own release."""
+    files, doors = {}, {}
+    for name in ("seed-0/fedavg", "seed-0/panm", ""):
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+        files[name] = tmp_path / f"{name.partition('/')[2]}.json"
+        files[name].write_text(name)
+        doors[name] = Door(AuditLog(tmp_path, name), print, holds=True)
+        assert not doors[name].opens_for_scores(files[name], 2)
+    held = {row["run"]: row for row in release(tmp_path, None)["held"]}
+    assert held.keys() == files.keys()
+    assert held[""]["content"] == "scores of 2 runs"
+    release(tmp_path, held["seed-0/panm"]["sha256"])
+    assert [row["run"] for row in release(tmp_path, None)["held"] if row["released"]] == ["seed-0/panm"]
+    assert [name for name, door in doors.items() if door.opens_for_scores(files[name], 2)] == ["seed-0/panm"]
+    assert [row["run"] for row in release(tmp_path, None)["held"]] == ["seed-0/fedavg", ""]
 
 
 def test_a_file_of_something_else_is_no_audit_log(tmp_path):
@@ -199,14 +218,14 @@ def test_patience_ends_only_while_no_question_arrives(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(gates.time, "monotonic", lambda: now[0])
     patience = Patience(10, ("pfl", "site", "serve", "my site"))
-    for time, last in ((9, None), (18, 1), (27, 1), (36, 2), (46, 2)):
+    for time, run, last in ((9, "a", None), (9.5, "b", 1), (18, "a", None), (19, "a", 1), (27, "b", 1), (29, "b", 1)):
         now[0] = float(time)
-        patience.require(last)
-    now[0] = 46.1
+        patience.require(run, last)
+    now[0] = 29.1
     with pytest.raises(ComputationError, match="no question arrived in 10 s") as error:
-        patience.require(2)
+        patience.require("b", 1)
     assert error.value.fix == ("pfl site serve 'my site' continues",)
-    Patience(None, ()).require(None)
+    Patience(None, ()).require("", None)
     for seconds in (0, -1, float("nan"), float("inf")):
         with pytest.raises(UsageError, match="is not a positive number"):
             Patience(seconds, ())

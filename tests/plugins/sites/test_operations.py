@@ -211,17 +211,17 @@ def test_the_status_says_who_is_awaited_since_when_and_who_answered(tmp_path, cl
     world = make_world("ditto", tmp_path, rounds=2, participation=1.0)
     server, sites, inbox = start(world)
     folder = tmp_path / "server"
-    assert status.read_status(folder) == {"runs": False}
+    assert status.read_status(folder) == {"is_running": False, "runs": {}}
     questions, paths = world.write_questions(server)
     inbox.begin(questions, paths)
     asked = clock[0]
-    found = status.read_status(folder)
+    found = status.read_status(folder)["runs"][""]
     assert (found["round"], found["rounds"], found["closed"], found["phase"]) == (1, 2, 0, "round")
     assert found["awaited"] == dict.fromkeys(questions, asked)
     clock[0] = "2026-11-29T20:00:00Z"
     shutil.copy(sites["a"].answer(paths["a"]), exchange.answer_file(paths["a"].parent, 1))
     inbox.look()
-    found = status.read_status(folder)
+    found = status.read_status(folder)["runs"][""]
     assert found["awaited"] == {site: asked for site in questions if site != "a"}
     assert {key: found["sites"]["a"][key] for key in ("round", "time")} == {"round": 1, "time": clock[0]}
     assert {"pfl", "torch", "numpy", "processor"} <= found["sites"]["a"]["versions"].keys()
@@ -229,17 +229,25 @@ def test_the_status_says_who_is_awaited_since_when_and_who_answered(tmp_path, cl
     clock[0] = "2026-11-29T21:00:00Z"
     again = Inbox(world.make_server(), tmp_path / "a", print)
     again.begin(questions, paths)
-    assert status.read_status(folder)["awaited"]["b"] == asked
+    assert status.read_status(folder)["runs"][""]["awaited"]["b"] == asked
     for site in questions:
         shutil.copy(sites[site].answer(paths[site]), exchange.answer_file(paths[site].parent, 1))
     inbox.look()
     server.close(inbox.found)
     inbox.clear()
-    found = status.read_status(folder)
+    found = status.read_status(folder)["runs"][""]
     assert (found["round"], found["closed"], found["awaited"]) == (2, 1, {})
     answer_all(world, server, sites, inbox)
     inbox.clear()
-    assert status.read_status(folder)["phase"] == "final"
+    assert status.read_status(folder)["runs"][""]["phase"] == "final"
+
+
+def test_the_status_has_each_of_several_runs_by_name(tmp_path):
+    for name in ("seed-0/fedavg", "seed-1/panm"):
+        place = tmp_path / "server" / name
+        place.mkdir(parents=True)
+        (place / "status.json").write_text('{"awaited": {}, "sites": {}, "rounds": 2}')
+    assert [*status.read_status(tmp_path)["runs"]] == ["seed-0/fedavg", "seed-1/panm"]
 
 
 def test_while_it_waits_the_server_says_for_whom_and_less_often(tmp_path, monkeypatch):
@@ -259,12 +267,12 @@ def test_while_it_waits_the_server_says_for_whom_and_less_often(tmp_path, monkey
 
 
 def test_a_server_that_renews_its_lock_runs(tmp_path, monkeypatch):
-    assert status.read_status(tmp_path)["runs"] is False
+    assert status.read_status(tmp_path)["is_running"] is False
     lock = tmp_path.with_name(f"{tmp_path.name}.partial.lock")
     lock.touch()
-    assert status.read_status(tmp_path)["runs"] is True
+    assert status.read_status(tmp_path)["is_running"] is True
     monkeypatch.setattr(status.time, "time", lambda: lock.stat().st_mtime + 60)
-    assert status.read_status(tmp_path)["runs"] is False
+    assert status.read_status(tmp_path)["is_running"] is False
 
 
 def test_names_of_sites_are_no_formulas_in_the_table(tmp_path):
@@ -283,7 +291,7 @@ def test_a_server_continues_although_its_status_is_damaged(tmp_path):
     (tmp_path / "server" / "status.json").write_text("{")
     server, sites, inbox = start(world)
     assert answer_all(world, server, sites, inbox)[0]["clients"] == 6
-    assert status.read_status(tmp_path / "server")["awaited"] == {}
+    assert status.read_status(tmp_path / "server")["runs"][""]["awaited"] == {}
 
 
 def test_a_status_of_something_else_is_refused(tmp_path):

@@ -130,10 +130,11 @@ def test_a_site_whose_answers_are_held_gives_out_what_a_person_releases(world, t
     words["north"] += ("--hold",)
     running, begun, released = {name: start(*each) for name, each in words.items()}, time.monotonic(), []
     while running["north"].poll() is None and time.monotonic() - begun < 120:
-        held = json.loads(pfl("site", "release", site, "--json").out)
-        if "sha256" not in held or held["released"]:
+        rows = json.loads(pfl("site", "release", site, "--json").out)["held"]
+        if not rows or rows[0]["released"]:
             time.sleep(0.05)
             continue
+        (held,) = rows
         if not released:
             running["north"].send_signal(signal.SIGKILL)
             running["north"].wait()
@@ -233,6 +234,7 @@ def run_without(world, folder, absent, monkeypatch, fed=None, execution=ONE):
             if name not in absent.get(number, ()):
                 answer_message(folder / f"site {name}", path, out=answer_file(path.parent, number), execution=ONE)
         inbox.look(is_last=True)
+        return ()
 
     monkeypatch.setattr("pflcli.plugins.sites.federation._wait", answer)
     result = run_federation(fed, folder / "exchange", folder / "server", execution=execution)
