@@ -484,7 +484,8 @@ def show_status(asked: ShowStatus) -> dict[str, Any]:
 
     >>> from concurrent.futures import ThreadPoolExecutor
     >>> from pflcli import check_site, create_federation, partition, personalize
-    >>> from pflcli import run_federation, serve_site, show_status
+    >>> from pflcli import run_federation, serve_site
+    >>> from pflcli.plugins.sites.federation import show_status
     >>> two = partition("writers", "runs/two", clients=2)
     >>> fed = create_federation(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
     >>> for name in ("w0371", "w2430"):

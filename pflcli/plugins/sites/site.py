@@ -255,7 +255,8 @@ def release_answer(asked: ReleaseAnswer) -> dict[str, Any]:
 
     Raises InputError for another SHA-256.
 
-    >>> from pflcli import check_site, create_federation, partition, personalize, release_answer
+    >>> from pflcli import check_site, create_federation, partition, personalize
+    >>> from pflcli.plugins.sites.site import release_answer
     >>> two = partition("writers", "runs/two", clients=2)
     >>> fed = create_federation(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
     >>> own = partition("writers", "runs/own", like=fed, client="w0371")

@@ -43,7 +43,7 @@ class CheckSite(Options):
 class ServeSite(Options):
     """Answer all messages to a site until the last one; its samples never leave it.
 
-    Nothing leaves but what `pfl site check` shows. DIR/audit.csv has a row for each message in or out: time (UTC),
+    Nothing leaves but what `pfl site check` shows. DIR/audit.csv has a row for each message in or out: time (UTC), run,
     phase, round, attempt, exchange, bytes, SHA-256 and tensors. It is written before the message leaves; after a kill,
     a message may leave again, with another row. After the last round, DIR has the predictions of the site, for
     `pfl predict`, `pfl evaluate` and `pfl export`. The same command continues.
