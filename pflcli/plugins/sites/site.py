@@ -6,8 +6,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from pflcli.plugins.sites.exchange import (
     find_last_question,
     folder_of,
     question_file,
+    retry_unfinished,
 )
 from pflcli.plugins.sites.gate import Door, Gate, Patience, release
 from pflcli.plugins.sites.log_times import add_times
@@ -196,21 +198,46 @@ def serve_site(asked: ServeSite) -> Outcome:
     runs, facts = _reopen(folder)
     patience = Patience(asked.patience, execution.command)
     with locks.acquire(folder, execution.reporter.say):
-        plays = {}
-        for name, each in runs.items():
-            door = Door(AuditLog(folder, name), execution.reporter.say, holds=asked.hold)
-            plays[name] = _answer_all(each, name, Path(asked.exchange), execution, door, patience)
-        made = several.take_turns(plays)
-        if "" not in runs:
-            opened = next(iter(runs.values()))
-            place = folder_of(Path(asked.exchange), [*opened.terms.sites], opened.client)
-            path = _write_records(folder, runs, facts)
-            door = Door(AuditLog(folder), execution.reporter.say, holds=asked.hold)
-            while not door.opens_for_scores(path, len(runs)):
+        exchange, say = Path(asked.exchange), execution.reporter.say
+
+        def play(chosen: Iterable[str]) -> dict[str, Outcome]:
+            doors = {name: Door(AuditLog(folder, name), say, holds=asked.hold) for name in chosen}
+            return several.take_turns(
+                {
+                    name: _answer_all(runs[name], name, exchange, execution, door, patience)
+                    for name, door in doors.items()
+                }
+            )
+
+        def send(path: Path, target: Path, count: int) -> None:
+            door = Door(AuditLog(folder), say, holds=asked.hold)
+            while not door.opens_for_scores(path, count):
                 time.sleep(several.POLL_SECONDS)
-            copy_message(path, place / scores.FILE)
-            execution.reporter.say("the scores are sent")
-        return next(iter(made.values()))
+            copy_message(path, target)
+
+        if "" in runs:
+            return play(runs)[""]
+        opened = next(iter(runs.values()))
+        federation = open_one(opened.federation.path, "federation")
+        names = several.read_names(federation.manifest.request)
+        place = folder_of(exchange, [*opened.terms.sites], opened.client)
+        chosen = several.list_first(names)
+        made = play(chosen)
+        if several.has_trials(names):
+            records = _write_records(folder, runs, facts, chosen, scores.VALIDATION)
+            send(records, place / scores.VALIDATION, len(chosen))
+            say("the validation scores are sent")
+            several.take_turns({"": _await(place / scores.CHOICE)})
+            chosen = retry_unfinished(partial(scores.read_choice, federation=federation), place / scores.CHOICE)
+            made |= play([name for name in chosen if name not in made])
+        send(_write_records(folder, runs, facts, chosen), place / scores.FILE, len(chosen))
+        say("the scores are sent")
+        return made[chosen[0]]
+
+
+def _await(path: Path) -> Generator[bool, None, None]:
+    while not path.exists():
+        yield False
 
 
 def _answer_all(
@@ -236,14 +263,24 @@ def _answer_all(
     return _predict(opened, site, gate.finish(final), execution)
 
 
-def _write_records(folder: Path, runs: Mapping[str, _Opened], facts: Mapping[str, Any]) -> Path:
-    """Write the scores of a site, once it has the predictions of all runs, and return their file."""
+def _write_records(
+    folder: Path,
+    runs: Mapping[str, _Opened],
+    facts: Mapping[str, Any],
+    chosen: Sequence[str],
+    file: str = scores.FILE,
+) -> Path:
+    """Write the scores of the ``chosen`` runs of a site, once it has their predictions, and return their file."""
     opened = next(iter(runs.values()))
     federation = open_one(opened.federation.path, "federation")
-    made = {name: open_one(each.folder / "predictions", "predictions") for name, each in runs.items()}
-    agreed = scores.Agreed.read(federation)
-    found = scores.make_records(agreed, made, opened.client, folder, int(facts["fewest"]))
-    path = folder / scores.FILE
+    made = {
+        run: open_one(runs[run.name].folder / "predictions", "predictions")
+        for run in several.read_names(federation.manifest.request)
+        if run.name in chosen
+    }
+    agreed, split = scores.Agreed.read(federation), "validation" if file == scores.VALIDATION else "test"
+    found = scores.make_records(agreed, made, opened.client, folder, int(facts["fewest"]), split)
+    path = folder / file
     whole = SiteRecords(client_records.VERSION, federation.manifest.fingerprint, opened.client, found)
     client_records.write(path, whole)
     return path
@@ -305,7 +342,7 @@ def answer_message(asked: AnswerMessage) -> Path:
             made = _predict(opened, site, gate.finish(message), asked.execution).path
             if "" in runs or not all(is_artifact(each.folder / "predictions") for each in runs.values()):
                 return made
-            stored = _write_records(folder, runs, facts)
+            stored = _write_records(folder, runs, facts, [*runs])
             Door(AuditLog(folder), asked.execution.reporter.say).opens_for_scores(stored, len(runs))
         elif (answer := gate.answer(message)) is None:
             raise InputError(f"{message} is gone")
