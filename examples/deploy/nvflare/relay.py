@@ -48,7 +48,11 @@ def serve(exchange: Path, client: object) -> None:
             time.sleep(POLL_SECONDS)
             continue
         try:
-            code, content = client(timeout=TIMEOUT_SECONDS).answer(found.read_bytes())
+            question = found.read_bytes()
+        except FileNotFoundError:  # pfl has closed the round
+            continue
+        try:
+            code, content = client(timeout=TIMEOUT_SECONDS).answer(question)
         except Exception as error:  # a site that is away must not end the relay for the others
             code, content = str(error), b""
         if code:

@@ -2,9 +2,9 @@
 
 Both play the phases of a method as a simulation does, the rounds by ``simulation.loop.play_round``, and so give its
 bytes. Neither needs a process that stays: the server plays a phase to ask, and again with every exchange of answers
-until its end; a site plays it when it is asked. What a phase changes is written to a folder of its own, which gets its
-name in one step, when the phase is over. A killed process therefore repeats its phase, with the same bytes, and a site
-that gets the same question again returns the answer that it has stored.
+until its end; a site plays it when it is asked, again or, if it ``waits``, further. What a phase changes is written to
+a folder of its own, which gets its name in one step, when the phase is over. A killed process therefore repeats its
+phase, with the same bytes, and a site that gets the same question again returns the answer that it has stored.
 
 A question says in which round the server last received an answer of the site, and the site continues from its state
 after that round. It keeps this state until the next answer has arrived: a round whose answer came too late is undone,
@@ -18,8 +18,9 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load, save
 from torch import Tensor
 
-from pflcli.artifacts import csv_file, disk
+from pflcli.artifacts import csv_file, disk, machine
 from pflcli.core import foreign, parameters, sources
 from pflcli.core.errors import ComputationError, InputError
 from pflcli.core.federation import uploads
@@ -42,7 +43,7 @@ from pflcli.core.settings import Settings
 from pflcli.core.simulation import absences, loop
 from pflcli.core.simulation.progress import Progress, Row, tables
 from pflcli.core.wording import listed
-from pflcli.plugins.sites import messages
+from pflcli.plugins.sites import messages, norms
 from pflcli.plugins.sites.messages import (
     VERSION,
     Answer,
@@ -57,6 +58,7 @@ from pflcli.plugins.sites.messages import (
     SentByClient,
 )
 from pflcli.plugins.sites.places import Arrived, AtServer, AtSite, Pending, Reply, Sent, unpack
+from pflcli.plugins.sites.waiting import WaitingPhase
 from pflcli.workflow.training import checkpoint, state_files
 
 _PIECE_BYTES = 1 << 20
@@ -90,7 +92,7 @@ class Terms:
 
     def patterns_of(self, number: int, rounds: int) -> tuple[Pattern, ...]:
         """Return what may be exchanged in phase ``number``: 0 is the setup, and what follows ``rounds`` the last."""
-        return self.patterns.get("setup" if number == 0 else "round" if number <= rounds else "personalize", ())
+        return self.patterns.get(name_phase(number, rounds), ())
 
     def max_head(self, clients: int) -> int:
         """Return the maximum bytes of the head of a question to ``clients``, or of their answer."""
@@ -99,6 +101,11 @@ class Terms:
             sum(map(len, each.deliveries)) + sum(1 + len(form.layout) for form in each.channels) for each in patterns
         ]
         return messages.max_head(clients, max(tensors, default=0))
+
+
+def name_phase(number: int, rounds: int) -> str:
+    """Return the name of a phase by its number: 0 is the setup, and what follows ``rounds`` the personalization."""
+    return "setup" if number == 0 else "round" if number <= rounds else "personalize"
 
 
 def find_other_code(agreed: Mapping[str, str], own: Mapping[str, str]) -> str:
@@ -129,6 +136,8 @@ class Server:
         self._place = run.inputs.place
         self.attendance: dict[int, dict[int, bool]] = {}
         """whether each client that was asked answered, by round from 1"""
+        self.outliers: list[str] = []
+        """a line for each outlier of the last round"""
         self.progress = Progress({})
         self._closed, self._number = -1, 0
         """the last phase that is closed, and the number of the last question"""
@@ -168,6 +177,10 @@ class Server:
     def _rounds(self) -> int:
         return self.run.settings.rounds if self._method.has_rounds else 0
 
+    def name_phase(self, number: int) -> str:
+        """Return the name of a phase by its number: ``setup``, ``round`` or ``personalize``."""
+        return name_phase(number, self._rounds)
+
     @property
     def _patterns(self) -> tuple[Pattern, ...]:
         return self.terms.patterns_of(self.phase, self._rounds)
@@ -177,6 +190,12 @@ class Server:
         """Return what may be exchanged in this phase: rounds of another kind begin with other channels."""
         played = tuple(self._place.channels)
         return tuple(each for each in self._patterns if each.channels[: len(played)] == played)
+
+    @property
+    def _here(self) -> dict[str, tuple[int, ...]]:
+        """Return the clients of each site that has not vanished in this phase."""
+        gone = {*self._place.gone}
+        return {site: clients for site, clients in self.terms.sites.items() if not {*clients} & gone}
 
     @property
     def is_finished(self) -> bool:
@@ -433,7 +452,7 @@ class Server:
         self._place.gone = sorted({*self._place.gone, *missing})
         if missing:  # a late answer must not bring them back after a kill: the others may have gone on without them
             self._store_attempt(self._attempt + 1)
-        here = {site for site, clients in self.terms.sites.items() if not {*clients} & {*self._place.gone}}
+        here = self._here
         self._place.losses = [pair for site, pairs in self._losses.items() if site in here for pair in pairs]
         self._open = {}
         return self._advance()
@@ -482,6 +501,11 @@ class Server:
         if number and len(self._asked):
             gone = {*self._place.gone}
             self.attendance[number] = {client: client not in gone for client in self._asked.tolist()}
+        self.outliers = []
+        if 1 <= number <= self._rounds and self.run.privacy is None:  # otherwise who takes part is a secret
+            updates = norms.measure_updates(self._place, self.run.uploads, number, self._here, self._losses)
+            norms.write_updates(self.folder, number, updates)
+            self.outliers = norms.find_outliers(updates)
         rows = absences.count_clients([*self.progress.before, *self.progress.rows])
         files = {
             _STATE: [checkpoint.pack(self.run, self.progress)],
@@ -542,9 +566,16 @@ def _layout_of_question(question: Question, pattern: Pattern) -> Layout:
 class Site:
     """A site of a deployment, whose state is in ``folder``: what its clients keep after the last two of its rounds."""
 
-    def __init__(self, terms: Terms, method: Method, run: Run, site: str, folder: Path) -> None:
-        """Continue after the last phase in ``folder``, if there is one. ``run`` has the samples of this site alone."""
-        self.terms, self.site, self.folder = terms, site, folder
+    def __init__(self, terms: Terms, method: Method, run: Run, site: str, folder: Path, *, waits: bool = False) -> None:
+        """Continue after the last phase in ``folder``, if there is one. ``run`` has the samples of this site alone.
+
+        If it ``waits``, it does not play a phase again for each exchange, but plays on, while this object exists.
+        """
+        self.terms, self.site, self.folder, self.waits = terms, site, folder, waits
+        self._waiting: tuple[Question, WaitingPhase] | None = None
+        """the last question of a phase that waits"""
+        self.note_message: Callable[[Message], None] = lambda message: None
+        """called with each message that fits, before anything is computed for it"""
         self._method, self.run = method, run
         assert isinstance(run.inputs.place, AtSite)
         self._place = run.inputs.place
@@ -558,24 +589,26 @@ class Site:
     def _return_to(self, last: Path | None) -> None:
         """Take the state in the folder of a phase; None is the state before the first one."""
         self._last = last
-        self._set_up(self._read_deliveries(_folder_of_round(self.folder, 0)))
+        self._place.asked, self._place.arrived = self._clients, self._read_deliveries(_folder_of_round(self.folder, 0))
+        with suppress(Pending):  # the setup is a phase that the server has not begun
+            self._set_up()
         if last is not None and _number(last):
             self._restore(last / _STATE)
 
-    def _set_up(self, arrived: Sequence[Arrived]) -> bool:
-        """Let the method set up its state; returns whether all deliveries for that have arrived."""
-        self._place.asked, self._place.arrived, self.run.tables = self._clients, arrived, 0
-        try:
-            self.state = loop.set_up(self.run, self.terms.method, self._method).state
-        except Pending:
-            return False
+    def _set_up(self) -> None:
+        """Let the method set up its state; raises Pending if a delivery for that is missing."""
+        self.run.tables = 0
+        self.state = loop.set_up(self.run, self.terms.method, self._method).state
         self._in_rows = kept_in_rows(self._method, self.state, len(self.run.clients))
-        return True
 
     @property
     def rounds(self) -> int:
         """The last phase that this site has played; 0 before the first round."""
         return 0 if self._last is None else _number(self._last)
+
+    def name_phase(self, number: int) -> str:
+        """Return the name of a phase by its number: ``setup``, ``round`` or ``personalize``."""
+        return name_phase(number, self._rounds)
 
     def answer(self, path: Path) -> Path:
         """Answer the question in a file, write the state if the phase is over, and return the file of the answer.
@@ -591,6 +624,7 @@ class Site:
         if question.round > self._rounds + 1 or not patterns:
             raise InputError(f"{path} is for round {question.round} of {self._rounds}")
         if (stored := self._stored_answer(path, question, digest)) is not None:
+            self.note_message(message)
             return stored
         self._require_later(path, question, digest)
         own = tuple(client for client in self._clients.tolist() if client in question.clients)
@@ -600,17 +634,20 @@ class Site:
             )
         if not {pair for holders in question.deliveries for pair in holders} <= {(c, h) for c in own for h in own}:
             raise InputError(f"{path} delivers to clients that it does not ask")
-        self._continue_after(question, path)
+        if not self._plays_on(question):
+            self._abandon()
+            self._continue_after(question, path)
         known = {}
         if question.round > self._rounds and not question.exchange:
             entries = parameters.outline(final_entries(self._method, self.state))
             known = {f"{_ENTRY}{name}": form for name, form in entries.items()}
         message.require_one_of(patterns, lambda pattern: {**_layout_of_question(question, pattern), **known})
         arrived = self._store_question(message, digest)
-        self._place.asked = np.asarray(question.clients, dtype=np.int64)
-        is_over = self._play(question.round, arrived)
+        self.note_message(message)
+        is_over = self._play(question, arrived)
         answer, tensors = self._answer(question, digest, is_over=is_over)
         if misfit := messages.find_misfit(patterns, partial(_layout_of_answer, answer), parameters.outline(tensors)):
+            self._abandon()
             shutil.rmtree(self.folder / _PHASE, ignore_errors=True)
             raise ComputationError(
                 f"{self.terms.method}, round {question.round}: the method would send other tensors than those that pfl"
@@ -730,41 +767,84 @@ class Site:
         assert self._last is not None
         return messages.read(self._last / _ANSWER, Answer, self.terms.federation, self.site)
 
-    def _play(self, number: int, arrived: Sequence[Arrived]) -> bool:
-        """Play a phase; returns whether it is over. Clients that diverge are noted in the attendance."""
-        self._place.reset()
-        self._place.arrived, name = arrived, self.terms.method
-        if number == 0:
-            is_over = self._set_up(arrived)
-        else:
-            before = self.state
-            try:
-                if number <= self._rounds:
-                    self.state, _ = loop.play_round(self.run, name, self._method, self.state, number - 1)
-                else:
-                    first = self.folder / _PHASE / "question-0.msg"
-                    message = messages.read(first, Question, self.terms.federation, self.site)
-                    state = replace_entries(self.state, message.tensors(_ENTRY))
-                    with self.run.personalizing():
-                        self._method.personalize(self.run, state, self._place.asked)
-                is_over = True
-            except Pending:
-                is_over = False
-            except ComputationError:
-                if not self.run.attendance.all_absent:
-                    raise
-                self._place.sent, is_over = {}, True
-                return is_over
-            if tables(self.state).keys() != tables(before).keys():
-                new = ", ".join(tables(self.state).keys() - tables(before).keys())
-                raise ComputationError(
-                    f"{name}, round {number}: the method made the table '{new}' in a round, which a client that is not"
-                    " in it would lack",
-                    "make it in setup",
-                )
-        if is_over and self._place.received < len(arrived):
-            raise InputError(f"the server has delivered more than {name} receives in round {number}")
+    def _plays_on(self, question: Question) -> bool:
+        """Return whether the phase that waits is that of a question, the next one to the same clients."""
+        if self._waiting is None:
+            return False
+        before = self._waiting[0]
+        return question == replace(
+            question,
+            round=before.round,
+            attempt=before.attempt,
+            exchange=before.exchange + 1,
+            last_round=before.last_round,
+            clients=before.clients,
+        )
+
+    def _abandon(self) -> None:
+        """Undo the phase that waits, if there is one."""
+        if self._waiting is not None:
+            self._waiting[1].abandon()
+        self._waiting = None
+
+    def _play(self, question: Question, arrived: Sequence[Arrived]) -> bool:
+        """Play a phase, or play on; returns whether it is over. Clients that diverge are noted in the attendance."""
+        self._place.arrived = arrived
+        if self._waiting is None:
+            self._place.reset()
+            self._place.asked = np.asarray(question.clients, dtype=np.int64)
+        phase = self._waiting[1] if self._waiting else self._begin(question.round) if self.waits else None
+        self._waiting = None
+        is_over = self._play_phase(question.round) if phase is None else phase.advance()
+        if phase is not None and not is_over:
+            self._waiting = question, phase
         return is_over
+
+    def _begin(self, number: int) -> WaitingPhase:
+        """Return a phase that waits, which has not begun."""
+
+        def play() -> bool:
+            self._place.wait = phase.wait
+            try:
+                return self._play_phase(number)
+            finally:
+                self._place.wait = None
+
+        phase = WaitingPhase(play)
+        return phase
+
+    def _play_phase(self, number: int) -> bool:
+        """Play a phase until it is over, or a delivery is missing; returns whether it is over."""
+        name, before, traffic = self.terms.method, self.state, dict(self.run.traffic)
+        try:
+            if number == 0:
+                self._set_up()
+            elif number <= self._rounds:
+                self.state, _ = loop.play_round(self.run, name, self._method, self.state, number - 1)
+            else:
+                first = self.folder / _PHASE / "question-0.msg"
+                message = messages.read(first, Question, self.terms.federation, self.site)
+                state = replace_entries(self.state, message.tensors(_ENTRY))
+                with self.run.personalizing():
+                    self._method.personalize(self.run, state, self._place.asked)
+        except Pending:
+            self.run.traffic = traffic
+            return False
+        except ComputationError:
+            if not self.run.attendance.all_absent:
+                raise
+            self._place.sent = {}
+            return True
+        if number and tables(self.state).keys() != tables(before).keys():
+            new = ", ".join(tables(self.state).keys() - tables(before).keys())
+            raise ComputationError(
+                f"{name}, round {number}: the method made the table '{new}' in a round, which a client that is not in"
+                " it would lack",
+                "make it in setup",
+            )
+        if self._place.received < len(self._place.arrived):
+            raise InputError(f"the server has delivered more than {name} receives in round {number}")
+        return True
 
     def _answer(self, question: Question, digest: str, *, is_over: bool) -> tuple[Answer, Params]:
         place, notes = self._place, self.run.notes
@@ -795,7 +875,7 @@ class Site:
             attempt=question.attempt,
             exchange=question.exchange,
             question=digest,
-            versions=sources.read_versions(),
+            versions={**sources.read_versions(), "processor": machine.describe()["processor"]},
             clients=results,
             channels=tuple(channels),
             losses=losses if in_round and any(place.sent.values()) else (),
@@ -833,18 +913,21 @@ class Site:
     def finish(self, path: Path) -> State:
         """Return the state after all rounds, with the server's entries in the last message."""
         message = messages.read(path, Final, self.terms.federation, self.site)
+        self._abandon()
         if message.head.rounds != self._rounds:
             raise InputError(f"{path} ends after round {message.head.rounds} of {self._rounds}")
         self._continue_after(message.head, path)
         self._place.asked, self._place.arrived = self._clients, []
         if not self.terms.patterns.get("personalize"):
             message.require_layout(parameters.outline(final_entries(self._method, self.state)))
+            self.note_message(message)
             return replace_entries(self.state, message.tensors())
         message.require_layout({})
         if self.rounds <= self._rounds:
             raise InputError(f"{path} comes before the messages that {self.site} needs to predict")
         assert self._last is not None
         self._place.arrived = self._read_deliveries(self._last)
+        self.note_message(message)
         first = messages.read(self._last / "question-0.msg", Question, self.terms.federation, self.site)
         return replace_entries(self.state, first.tensors(_ENTRY))
 

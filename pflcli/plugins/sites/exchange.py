@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +15,16 @@ from typing import TypeVar
 from pflcli.artifacts import disk
 from pflcli.core import foreign
 from pflcli.core.errors import InputError
+from pflcli.core.wording import listed
 from pflcli.plugins.sites import messages
 from pflcli.plugins.sites.endpoints import Server, find_other_packages
 from pflcli.plugins.sites.messages import Answer, Message, Question
+from pflcli.plugins.sites.status import Status
 
 SETTLE_SECONDS = 2.0
 """How long a file that is not a message must stay the same: until then, another program may still be writing it."""
+_TELL_SECONDS, _MOST_TELL_SECONDS = 60.0, 3600.0
+"""After how long the server first says whom it waits for, and how long it waits at most to say it again."""
 _PIECE_BYTES = 1 << 20
 
 
@@ -55,6 +59,20 @@ def find_last_question(folder: Path) -> int | None:
     """
     found = (re.fullmatch(r"question-(\d{6,})\.msg", path.name) for path in folder.glob("question-*.msg"))
     return max((int(match[1]) for match in found if match), default=None)
+
+
+def remove_messages(folders: Iterable[Path], last: int) -> None:
+    """Remove all questions up to number ``last`` in folders of sites, of phases that are closed, and their answers.
+
+    No place needs them: a site copies the questions of its phase, and the server the answers, and a site that comes
+    back is asked the last question. Questions go first, so that no site answers one again.
+    """
+    for kind in ("question", "answer"):
+        for path in [path for folder in folders for path in folder.glob(f"{kind}-*.msg")]:
+            match = re.fullmatch(rf"{kind}-(\d{{6,}})\.msg", path.name)
+            if match and int(match[1]) <= last:
+                with suppress(OSError):
+                    path.unlink()
 
 
 def copy_message(path: Path, target: Path) -> None:
@@ -116,6 +134,10 @@ class Inbox:
     def __init__(self, server: Server, folder: Path, say: Callable[[str], None]) -> None:
         self._server, self._folder, self._say = server, folder, say
         self._said: set[str] = set()
+        self._status = Status(server)
+        self._questions: Mapping[str, Question] = {}
+        self._places = set[Path]()
+        """the folders with the messages of the sites that were asked"""
         self.found: dict[str, Message] = {}
         """the answers to the last questions that have arrived"""
         self._copies: list[Path] = []
@@ -126,6 +148,9 @@ class Inbox:
         self._questions, self._paths = questions, paths
         self._digests = {site: messages.hash_file(path) for site, path in paths.items()}
         self._refused: dict[str, _Refusal] = {}
+        self._places |= {path.parent for path in paths.values()}
+        self._status.note_questions(questions)
+        self._told, self._next = time.monotonic(), _TELL_SECONDS
 
     @property
     def missing(self) -> list[str]:
@@ -147,12 +172,22 @@ class Inbox:
                 refusal = self._refused.get(site)
             if refusal is not None and not refusal.is_told and (is_last or _is_settled(refusal)):
                 self._set_aside(site, path, refusal)
+        if self.missing and time.monotonic() - self._told >= self._next:
+            self._told, self._next = time.monotonic(), min(2 * self._next, _MOST_TELL_SECONDS)
+            awaited = [f"'{site}' since {self._status.awaited.get(site)}" for site in self.missing]
+            self._say(" ".join(f"waiting for {listed(awaited, most=20)}".split()))
 
     def clear(self) -> None:
-        """Remove the copies of the answers, once the phase is closed."""
+        """Remove the messages of a phase, once it is closed, and the copies of the answers; name outliers."""
         for path in self._copies:
             path.unlink(missing_ok=True)
-        self.found, self._copies = {}, []
+        if self._questions:
+            last = max(question.number for question in self._questions.values())
+            remove_messages(self._places, last)
+            for line in self._server.outliers:
+                self._say_once(line)
+            self._status.note_end_of_phase()
+        self.found, self._copies, self._questions = {}, [], {}
 
     def _copy_of(self, site: str, path: Path) -> Path:
         """Return the file for the copy of an answer."""
@@ -174,6 +209,7 @@ class Inbox:
             self.found[site] = message
             self._copies.append(copy)
             self._refused.pop(site, None)
+            self._status.note_answer(site, message.head)
             self._report(site, message.head)
 
     def _report(self, site: str, answer: Answer) -> None:

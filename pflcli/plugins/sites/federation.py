@@ -36,8 +36,10 @@ from pflcli.plugins.sites.admission import find_obstacle
 from pflcli.plugins.sites.columns import table
 from pflcli.plugins.sites.endpoints import Server
 from pflcli.plugins.sites.exchange import Inbox
-from pflcli.plugins.sites.federation_options import CheckFederation, CreateFederation, RunFederation
+from pflcli.plugins.sites.federation_options import CheckFederation, CreateFederation, RunFederation, ShowStatus
+from pflcli.plugins.sites.log_times import add_times
 from pflcli.plugins.sites.several import Start
+from pflcli.plugins.sites.status import read_status
 from pflcli.workflow.admission import private_rounds
 from pflcli.workflow.training import attendance_record, run_request, run_settings
 from pflcli.workflow.training.attendance_record import AttendanceRecord
@@ -287,6 +289,7 @@ def run_federation(asked: RunFederation) -> dict[str, Any]:
     >>> facts["rounds"]
     1
     """
+    asked = replace(asked, execution=add_times(asked.execution))
     execution, out, exchange = asked.execution, Path(asked.out), Path(asked.exchange)
     federation = open_one(asked.federation, "federation")
     runs = {name: (each, opening.read_terms(each)) for name, each in opening.read_runs(federation).items()}
@@ -490,3 +493,29 @@ def _describe_exchange(federation: Artifact) -> dict[str, Any]:
         **({"rounds_of": request["method"]} if "then" in request else {}),
         **{key: facts[key] for key in ("rounds", "bytes_down", "bytes_up")},
     }
+
+
+@command(ShowStatus)
+def show_status(asked: ShowStatus) -> dict[str, Any]:
+    """Return what a server is doing: the round, who is awaited since when, and what each site answered last.
+
+    The server may run. Raises InputError if the folder is not that of a server.
+
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> from pflcli import check_site, create_federation, partition, personalize
+    >>> from pflcli import run_federation, serve_site
+    >>> from pflcli.plugins.sites.federation import show_status
+    >>> two = partition("writers", "runs/two", clients=2)
+    >>> fed = create_federation(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
+    >>> for name in ("w0371", "w2430"):
+    ...     own = partition("writers", f"runs/{name}", like=fed, client=name)
+    ...     _ = check_site(own, fed, f"site-{name}")
+    >>> with ThreadPoolExecutor() as pool:  # each site in a place of its own, in truth
+    ...     sites = [pool.submit(serve_site, f"site-{name}", "exchange") for name in ("w0371", "w2430")]
+    ...     facts = run_federation(fed, "exchange", "server")
+    >>> show_status("server")["runs"][""]["phase"]
+    'final'
+    """
+    folder = Path(asked.server)
+    opening.read_claim(folder, "server", "pfl federation run FEDERATION --at DIR -o DIR")
+    return read_status(folder)

@@ -143,7 +143,11 @@ class RunFederation(Options):
     """Run the server of a federation, which has no samples, until the last round.
 
     Messages are files in a folder, which any program may carry. The server and the sites (`pfl site`) have the bytes of
-    the simulation. The state is stored after each round; the same command continues.
+    the simulation. The state is stored after each round; the same command continues. `updates.csv` has, for each site
+    and round, the norm of its update (or of what it sent, if that is none), the distance to the mean of the others, its
+    weight and training loss. From four sites on, the log names outliers: a norm that differs from the median, or a
+    larger distance, by a factor of more than two and by more than five median absolute deviations, in logarithms. With
+    differential privacy there is no table.
 
     Examples:
         pfl federation run fed --at exchange -o server
@@ -177,3 +181,21 @@ class RunFederation(Options):
             show_default="half of the sites that are asked",
         ),
     ] = None
+
+
+@dataclass(frozen=True)
+class ShowStatus(Options):
+    """Show what a server is doing: the round, who is awaited since when, and what each site answered last.
+
+    It may run at the same time.
+
+    Examples:
+        pfl federation status server
+        pfl federation status server --json
+    """
+
+    NAME: ClassVar[str] = "federation status"
+    HAS_DRY_RUN: ClassVar[bool] = False
+    HAS_FORCE: ClassVar[bool] = False
+
+    server: Annotated[FilePath, typer.Argument(help="The folder of the server (pfl federation run).", metavar="DIR")]

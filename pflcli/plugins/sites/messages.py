@@ -141,8 +141,8 @@ class Answer:
     """What the clients of a site did since the last exchange; the tensors are named ``channel/client/tensor``.
 
     ``question`` is the SHA-256 of the question. ``last_round`` is the round after which the site continued, and
-    ``versions`` are those of what it runs. ``channels`` are those that became complete. ``losses`` are all training
-    losses of the phase, None for nan, each with its weight.
+    ``versions`` are those of what it runs, and its processor. ``channels`` are those that became complete. ``losses``
+    are all training losses of the phase, None for nan, each with its weight.
     """
 
     __pydantic_config__ = _CLOSED

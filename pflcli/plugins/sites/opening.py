@@ -280,13 +280,17 @@ def open_site(
     execution: Execution,
     *,
     sends_records: bool = True,
+    waits: bool = False,
 ) -> Site:
-    """Return the site of a client whose state is in ``folder``; ``data`` has the samples of this client alone."""
+    """Return the site of a client whose state is in ``folder``; ``data`` has the samples of this client alone.
+
+    It ``waits`` within a phase if this process stays.
+    """
     spec = make_spec(federation.manifest.request)
     sizes = np.asarray(federation.manifest.request["train"], dtype=np.int64)
     cpu = on_cpu(execution)
     run = spec.build(data, cpu, inputs_at_site(spec.settings, sizes, sends_records=sends_records))
-    return Site(terms, find_phases(federation.manifest.request, data, cpu), run, site, folder)
+    return Site(terms, find_phases(federation.manifest.request, data, cpu), run, site, folder, waits=waits)
 
 
 def claim(folder: Path, facts: Mapping[str, Any]) -> None:

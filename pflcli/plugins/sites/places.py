@@ -4,7 +4,8 @@ A phase is the setup, a round, or the personalization. It is a sequence of deliv
 channels from clients to the server, in the order of the method's calls, which is the same everywhere. A server has no
 clients. It plays a phase until it needs a channel that has not arrived, which raises ``Pending``; what it has delivered
 until then is the question to the clients. A site plays the phase with its own clients until a delivery has not arrived;
-the channels that are complete by then are its answer. Both play the phase again from its beginning, once more arrives.
+the channels that are complete by then are its answer. Once more arrives, both play the phase again from its beginning;
+a site that stays may wait instead, and play on.
 """
 
 from __future__ import annotations
@@ -281,6 +282,8 @@ class AtSite(_Playing):
     """the channels that are complete"""
     received: int = 0
     """the number of deliveries that the method has asked for"""
+    wait: Callable[[], None] | None = None
+    """waits until another delivery has arrived; by default, a play ends where one is missing"""
 
     def reset(self) -> None:
         """Forget what was exchanged in an earlier play."""
@@ -306,10 +309,15 @@ class AtSite(_Playing):
         return otherwise
 
     def deliver(self, run: Run, clients: NDArray[np.int64], delivery: Delivery) -> Iterator[Package]:
-        """Return what the server has sent; raises Pending if that has not arrived, InputError if it does not fit."""
+        """Return what the server has sent; waits, or raises Pending, if that has not arrived.
+
+        Raises InputError if it does not fit.
+        """
         self.begin(run)
-        if self.received >= len(self.arrived):
-            raise Pending
+        while self.received >= len(self.arrived):
+            if self.wait is None:
+                raise Pending
+            self.wait()
         arrived, layout = self.arrived[self.received], layout_of(delivery)
         self.received += 1
         here = [client for client in clients.tolist() if client in arrived.holders]

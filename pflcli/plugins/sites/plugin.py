@@ -28,6 +28,12 @@ COMMANDS = {
         "function": "federation:run_federation",
         "terminal": "terminal:RUN",
     },
+    "federation status": {
+        "panel": "Among real sites",
+        "options": "federation_options:ShowStatus",
+        "function": "federation:show_status",
+        "terminal": "terminal:STATUS",
+    },
     "site columns": {
         "panel": "Among real sites",
         "options": "column_options:SummarizeColumns",
@@ -44,6 +50,12 @@ COMMANDS = {
         "panel": "Among real sites",
         "options": "site_options:ServeSite",
         "function": "site:serve_site",
+    },
+    "site release": {
+        "panel": "Among real sites",
+        "options": "site_options:ReleaseAnswer",
+        "function": "site:release_answer",
+        "terminal": "terminal:HELD",
     },
     "site answer": {
         "panel": "Among real sites",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,6 +37,7 @@ from pflcli.core.simulation.progress import Progress
 from pflcli.options.function import command
 from pflcli.plugins.sites import client_records, messages, opening, scores, several
 from pflcli.plugins.sites.after_rounds import sends_after_rounds
+from pflcli.plugins.sites.audit_log import AuditLog
 from pflcli.plugins.sites.client_records import SiteRecords
 from pflcli.plugins.sites.endpoints import Site, Terms, find_other_packages
 from pflcli.plugins.sites.exchange import (
@@ -47,7 +49,9 @@ from pflcli.plugins.sites.exchange import (
     question_file,
     retry_unfinished,
 )
-from pflcli.plugins.sites.site_options import AnswerMessage, CheckSite, ServeSite
+from pflcli.plugins.sites.gate import Door, Gate, Patience, release
+from pflcli.plugins.sites.log_times import add_times
+from pflcli.plugins.sites.site_options import AnswerMessage, CheckSite, ReleaseAnswer, ServeSite
 from pflcli.plugins.sites.sizes import describe_messages
 from pflcli.workflow.training import hardware, state_files
 from pflcli.workflow.training.run_artifact import Job, summarize, write_predictions, write_rounds
@@ -70,7 +74,7 @@ class _Opened:
     client: str
     sends_records: bool
 
-    def site(self, execution: Execution) -> Site:
+    def site(self, execution: Execution, *, waits: bool = False) -> Site:
         return opening.open_site(
             self.federation,
             self.terms,
@@ -79,6 +83,7 @@ class _Opened:
             self.folder,
             execution,
             sends_records=self.sends_records,
+            waits=waits,
         )
 
 
@@ -186,7 +191,9 @@ def serve_site(asked: ServeSite) -> Outcome:
     """Answer the questions in the ``exchange`` folder until the last message, and return the predictions.
 
     Of several runs, those of the first one are returned, and scores of all of them are sent. The state is in the folder
-    of the site, after each round; the same command continues. Raises InputError for a message that does not fit.
+    of the site, after each round; the same command continues. ``hold`` keeps each answer until ``release_answer``.
+    Raises InputError for a message that does not fit, ComputationError if no question arrives within ``patience``
+    seconds.
 
     >>> from concurrent.futures import ThreadPoolExecutor
     >>> from pflcli import check_site, create_federation, partition, personalize, run_federation, serve_site
@@ -201,13 +208,26 @@ def serve_site(asked: ServeSite) -> Outcome:
     >>> [site.result().kind for site in sites]
     ['predictions', 'predictions']
     """
-    folder, execution = Path(asked.site), asked.execution
+    folder, execution = Path(asked.site), add_times(asked.execution)
     runs, facts = _reopen(folder)
+    patience = Patience(asked.patience, execution.command)
     with locks.acquire(folder, execution.reporter.say):
         exchange, say = Path(asked.exchange), execution.reporter.say
 
         def play(chosen: Iterable[str]) -> dict[str, Outcome]:
-            return several.take_turns({name: _answer_all(runs[name], name, exchange, execution) for name in chosen})
+            doors = {name: Door(AuditLog(folder, name), say, holds=asked.hold) for name in chosen}
+            return several.take_turns(
+                {
+                    name: _answer_all(runs[name], name, exchange, execution, door, patience)
+                    for name, door in doors.items()
+                }
+            )
+
+        def send(path: Path, target: Path, count: int) -> None:
+            door = Door(AuditLog(folder), say, holds=asked.hold)
+            while not door.opens_for_scores(path, count):
+                time.sleep(several.POLL_SECONDS)
+            copy_message(path, target)
 
         if "" in runs:
             return play(runs)[""]
@@ -218,12 +238,13 @@ def serve_site(asked: ServeSite) -> Outcome:
         chosen = several.list_first(names)
         made = play(chosen)
         if several.has_trials(names):
-            copy_message(_write_records(folder, runs, facts, chosen, scores.VALIDATION), place / scores.VALIDATION)
+            records = _write_records(folder, runs, facts, chosen, scores.VALIDATION)
+            send(records, place / scores.VALIDATION, len(chosen))
             say("the validation scores are sent")
             several.take_turns({"": _await(place / scores.CHOICE)})
             chosen = retry_unfinished(partial(scores.read_choice, federation=federation), place / scores.CHOICE)
             made |= play([name for name in chosen if name not in made])
-        copy_message(_write_records(folder, runs, facts, chosen), place / scores.FILE)
+        send(_write_records(folder, runs, facts, chosen), place / scores.FILE, len(chosen))
         say("the scores are sent")
         return made[chosen[0]]
 
@@ -233,21 +254,27 @@ def _await(path: Path) -> Generator[bool, None, None]:
         yield False
 
 
-def _answer_all(opened: _Opened, name: str, exchange: Path, execution: Execution) -> Generator[bool, None, Outcome]:
+def _answer_all(
+    opened: _Opened, name: str, exchange: Path, execution: Execution, door: Door, patience: Patience
+) -> Generator[bool, None, Outcome]:
     """Answer the questions of a run, ``name`` if it is one of several, until the last message; returns predictions."""
     inbox = folder_of(exchange, [*opened.terms.sites], opened.client, name)
-    site, final, run = opened.site(execution), final_file(inbox), f"{name}: " if name else ""
+    site, final, run = opened.site(execution, waits=True), final_file(inbox), f"{name}: " if name else ""
+    gate = Gate(site, door)
     if not final.exists():
         execution.reporter.say(f"{run}waiting for messages to '{opened.client}' in {inbox}")
     while not final.exists():
         number = find_last_question(inbox)
         if number is None or answer_file(inbox, number).exists():
+            patience.require(name, number)
             yield False
-            continue
-        copy_message(retry_unfinished(site.answer, question_file(inbox, number)), answer_file(inbox, number))
-        execution.reporter.say(f"{run}round {number}: answered")
-        yield True
-    return _predict(opened, site, retry_unfinished(site.finish, final), execution)
+        elif (answer := gate.answer(question_file(inbox, number))) is None:
+            yield False
+        else:
+            copy_message(answer, answer_file(inbox, number))
+            execution.reporter.say(f"{run}message {number}: answered")
+            yield True
+    return _predict(opened, site, gate.finish(final), execution)
 
 
 def _write_records(
@@ -273,6 +300,26 @@ def _write_records(
     return path
 
 
+@command(ReleaseAnswer)
+def release_answer(asked: ReleaseAnswer) -> dict[str, Any]:
+    """Return what is in the answer that a site holds, and release it if ``sha256`` begins its SHA-256.
+
+    Raises InputError for another SHA-256.
+
+    >>> from pflcli import check_site, create_federation, partition, personalize
+    >>> from pflcli.plugins.sites.site import release_answer
+    >>> two = partition("writers", "runs/two", clients=2)
+    >>> fed = create_federation(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
+    >>> own = partition("writers", "runs/own", like=fed, client="w0371")
+    >>> _ = check_site(own, fed, "site")
+    >>> release_answer("site")
+    {'held': []}
+    """
+    folder = Path(asked.site)
+    opening.read_claim(folder, "site", "pfl site check PARTITION FEDERATION -o DIR")
+    return release(folder, asked.sha256)
+
+
 @command(AnswerMessage)
 def answer_message(asked: AnswerMessage) -> Path:
     """Answer one message, and return the file of the answer: a copy at ``out``; or the predictions, after the last one.
@@ -291,8 +338,8 @@ def answer_message(asked: AnswerMessage) -> Path:
     >>> with ThreadPoolExecutor() as pool:  # each site in a place of its own, in truth
     ...     sites = [pool.submit(serve_site, f"site-{name}", "exchange") for name in ("w0371", "w2430")]
     ...     facts = run_federation(fed, "exchange", "server")
-    >>> answer_message("site-w0371", "exchange/000-w0371/question-000001.msg").suffix
-    '.msg'
+    >>> answer_message("site-w0371", "exchange/000-w0371/final.msg").name
+    'predictions'
     """
     folder, message = Path(asked.site), Path(asked.message)
     runs, facts = _reopen(folder)
@@ -303,13 +350,18 @@ def answer_message(asked: AnswerMessage) -> Path:
     )
     with locks.acquire(folder, asked.execution.reporter.say):
         site = opened.site(asked.execution)
+        (name,) = (name for name, each in runs.items() if each is opened)
+        gate = Gate(site, Door(AuditLog(folder, name), asked.execution.reporter.say))
         if kind == "final":
-            made = _predict(opened, site, site.finish(message), asked.execution).path
+            made = _predict(opened, site, gate.finish(message), asked.execution).path
             if "" in runs or not all(is_artifact(each.folder / "predictions") for each in runs.values()):
                 return made
             stored = _write_records(folder, runs, facts, [*runs])
+            Door(AuditLog(folder), asked.execution.reporter.say).opens_for_scores(stored, len(runs))
+        elif (answer := gate.answer(message)) is None:
+            raise InputError(f"{message} is gone")
         else:
-            stored = site.answer(message)
+            stored = answer
         if asked.out is None:
             return stored
         copy_message(stored, Path(asked.out))

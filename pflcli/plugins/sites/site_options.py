@@ -49,12 +49,14 @@ class CheckSite(Options):
 class ServeSite(Options):
     """Answer all messages to a site until the last one; its samples never leave it.
 
-    Nothing leaves but what `pfl site check` shows. After the last round, DIR has the predictions of the site, for
+    Nothing leaves but what `pfl site check` shows. DIR/audit.csv has a row for each message in or out: time (UTC), run,
+    phase, round, attempt, exchange, bytes, SHA-256 and tensors. It is written before the message leaves; after a kill,
+    a message may leave again, with another row. After the last round, DIR has the predictions of the site, for
     `pfl predict`, `pfl evaluate` and `pfl export`. The same command continues.
 
     Examples:
         pfl site serve site --at exchange
-        pfl site serve site --at exchange --threads 1
+        pfl site serve site --at exchange --hold --patience 86400
     """
 
     NAME: ClassVar[str] = "site serve"
@@ -66,6 +68,40 @@ class ServeSite(Options):
     exchange: Annotated[
         FilePath, typer.Option("--at", help="Exchange messages with the server in this folder.", metavar="DIR")
     ]
+    _: KW_ONLY
+    hold: Annotated[bool, typer.Option("--hold", help="Keep each answer until it is released (pfl site release).")] = (
+        False
+    )
+    patience: Annotated[
+        float | None,
+        typer.Option(
+            help="End, with exit code 5, if no question arrives within this many seconds.",
+            metavar="SECONDS",
+            show_default="wait until the last message",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class ReleaseAnswer(Options):
+    """Show the answer that `pfl site serve --hold` keeps, or release it by its SHA-256.
+
+    It shows what would leave: the last row of DIR/audit.csv. The first eight digits of the SHA-256 suffice.
+
+    Examples:
+        pfl site release site
+        pfl site release site 3f2a9c81
+    """
+
+    NAME: ClassVar[str] = "site release"
+    HAS_DRY_RUN: ClassVar[bool] = False
+    HAS_FORCE: ClassVar[bool] = False
+
+    site: SiteFolder
+    sha256: Annotated[
+        str | None,
+        typer.Argument(help="Release the answer with this SHA-256.", metavar="SHA256", show_default="only show it"),
+    ] = None
 
 
 @dataclass(frozen=True)

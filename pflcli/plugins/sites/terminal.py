@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,7 +64,7 @@ def _describe(facts: Mapping[str, Any]) -> Iterator[str]:
     if "" not in runs:
         yield f"in the messages of rounds, '{client}' sends:"
     yield from _list_tensors(runs, len(seeds))
-    yield "  with weights, training losses, whether training diverged, and versions; no sample"
+    yield "  with weights, training losses, whether training diverged, versions, and the processor; no sample"
     if "scores" in facts:
         yield from _describe_scores(facts["scores"])
     attempts = counted(facts["most_attempts"], "attempt")
@@ -113,9 +114,60 @@ def _describe_scores(scores: Mapping[str, Any]) -> Iterator[str]:
     yield f"  differs from {scores['baseline']}; what it tuned; nothing of a single sample"
 
 
-FACTS, RUN, CHECK, ANSWER = (
+def show_status(
+    facts: Mapping[str, Any], asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
+) -> None:
+    """Print the round, who is awaited since when, and what each site answered last."""
+    if as_json:
+        console.data(dict(facts))
+    else:
+        console.lines([*_describe_status(facts)])
+
+
+def _describe_status(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of ``pfl federation status``."""
+    yield "the server runs" if facts["is_running"] else "the server does not run"
+    if not facts["runs"]:
+        yield "no question was asked yet"
+    for name, run in facts["runs"].items():
+        left = f"{counted(run['closed'], 'round')} of {run['rounds']} closed, {run['rounds'] - run['closed']} to go"
+        where = f"in round {run['round']}" if run["phase"] == "round" else f"in the phase {run['phase']}"
+        before = f"{name}: " if name else ""
+        yield before + (left if run["phase"] == "final" else f"{left}; {where}")
+        for site, since in run["awaited"].items():
+            yield f"{before}'{site}' is awaited since {since}"
+        for site, last in run["sites"].items():
+            phase = f"round {last['round']}" if last["phase"] == "round" else f"the phase {last['phase']}"
+            versions = [f"{key} {value}" for key, value in last["versions"].items() if key != "code"]
+            yield f"{before}'{site}' answered {phase} at {last['time']}: {', '.join(versions)}"
+
+
+def show_held(
+    facts: Mapping[str, Any], asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
+) -> None:
+    """Print each answer that is held, and how it is released; or that it was."""
+    if as_json:
+        console.data(dict(facts))
+        return
+    if not facts["held"]:
+        console.lines(["no answer is held"])
+    for row in facts["held"]:
+        where = f"{row['run']}: {row['phase']}" if row["run"] else row["phase"]
+        if row["exchange"]:
+            where += f" {row['round']}, attempt {row['attempt']}, exchange {row['exchange']}"
+        done = "released" if row["released"] else f"held since {row['time']}"
+        size = f"{int(row['bytes']):,} bytes, SHA-256 {row['sha256']}"
+        console.lines([f"{done}: {where}: {size}", f"  {row['content']}"])
+        if not row["released"]:
+            words = ["pfl", "site", "release", str(asked["site"]), row["sha256"][:8]]
+            execution.reporter.say(f"release it: {shlex.join(words)}")
+
+
+FACTS, RUN, CHECK, STATUS, HELD, ANSWER = (
     Terminal(show_facts),
     Terminal(show_run),
     Terminal(show_check),
+    Terminal(show_status),
+    Terminal(show_held),
     Terminal(results.show_path(lambda path: {"path": str(path)})),
 )

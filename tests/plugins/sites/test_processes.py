@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import json
+import re
 import shlex
 import shutil
 import signal
@@ -88,7 +90,7 @@ def test_three_processes_predict_as_the_simulation_does_although_they_are_killed
     serve = {name: ("site", "serve", world / f"site {name}", "--at", world / "exchange") for name in SITES}
     running = {name: start(*words) for name, words in {"server": server, **serve}.items()}
     # The server and one site are killed once a round has been answered, and started again.
-    while not list(world.glob("exchange/*/answer-000001.msg")) and time.monotonic() - begun < 60:
+    while not list(world.glob("exchange/*/answer-*.msg")) and time.monotonic() - begun < 60:
         time.sleep(0.01)
     for name, words in (("server", server), ("north", serve["north"])):
         running[name].send_signal(signal.SIGKILL)
@@ -108,15 +110,80 @@ def test_three_processes_predict_as_the_simulation_does_although_they_are_killed
     for line, other in zip((last / "rounds.csv").read_text().splitlines(), expected, strict=True):
         assert [line.split(",")[place] for place in columns] == [other.split(",")[place] for place in columns]
     # A message of this federation is refused by a site of another one, and by another site.
-    question = next(world.glob("exchange/000-*/question-*.msg"))
+    message = next(world.glob("exchange/000-*/final.msg"))
     with pytest.raises(InputError, match="for the site 'north', not for 'south'"):
-        answer_message(world / "site south", question, execution=ONE)
+        answer_message(world / "site south", message, execution=ONE)
     with h5py.File(world / "site north" / "predictions" / "predictions.h5") as file:
         assert file["test"]["offsets"][-1] == len(own_rows(file))
 
 
 def own_rows(file):
     return file["test"]["p"]
+
+
+def test_a_site_whose_answers_are_held_gives_out_what_a_person_releases(world, tmp_path, pfl):
+    """The site is killed while its first answer is held; the server and the others wait."""
+    at, site = tmp_path / "exchange", tmp_path / "site north"
+    for name in SITES:
+        check_site(world / f"partition {name}", world / "fed", tmp_path / f"site {name}")
+    words = {name: ("site", "serve", tmp_path / f"site {name}", "--at", at) for name in SITES}
+    words |= {"server": ("federation", "run", world / "fed", "--at", at, "-o", tmp_path / "server")}
+    words["north"] += ("--hold",)
+    running, begun, released = {name: start(*each) for name, each in words.items()}, time.monotonic(), []
+    while running["north"].poll() is None and time.monotonic() - begun < 120:
+        rows = json.loads(pfl("site", "release", site, "--json").out)["held"]
+        if not rows or rows[0]["released"]:
+            time.sleep(0.05)
+            continue
+        (held,) = rows
+        if not released:
+            running["north"].send_signal(signal.SIGKILL)
+            running["north"].wait()
+            running["north"] = start(*words["north"])
+            status = pfl("federation", "status", tmp_path / "server")
+            assert "the server runs" in status.out
+            assert "'north' is awaited since 20" in status.out
+        shown = pfl("site", "release", site)
+        assert all(word in shown.out for word in ("held since 20", held["sha256"], "body.1.weight"))
+        assert shlex.join(["pfl", "site", "release", str(site), held["sha256"][:8]]) in shown.err
+        released.append(held["sha256"])
+        assert pfl("site", "release", site, held["sha256"][:8]).out.startswith("released: ")
+    for name, process in running.items():
+        error = process.communicate(timeout=60)[1].decode()
+        assert process.returncode == 0, (name, error)
+        assert all(re.match(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ ", line) for line in error.splitlines())
+    rows = csv_rows(site / "audit.csv")
+    sent = [row["sha256"] for row in rows if row["direction"] == "out"]
+    assert list(dict.fromkeys(sent)) == list(dict.fromkeys(released))
+    assert len(sent) == len({row["round"] for row in rows if row["direction"] == "out"}) > 0
+    assert pfl("site", "release", site).out == "no answer is held\n"
+    own = predictions.read(open_one(site / "predictions"), "test")
+    simulated = predictions.read(open_one(world / "simulation"), "test")
+    assert own.parts["p"].tobytes() == simulated.parts["p"][slice(*simulated.offsets[:2])].tobytes()
+    status = pfl("federation", "status", tmp_path / "server")
+    assert status.out.startswith("the server ")
+    assert "3 rounds of 3 closed, 0 to go\n" in status.out
+    assert all(f"'{name}' answered round" in status.out for name in SITES)
+    assert "processor" in status.out
+    assert {row["site"] for row in csv_rows(tmp_path / "server" / "updates.csv")} <= {*SITES}
+    assert not [*at.glob("*/question-*"), *at.glob("*/answer-*")]
+
+
+def test_a_site_ends_if_no_question_arrives(world, tmp_path, pfl):
+    check_site(world / "partition north", world / "fed", tmp_path / "site")
+    words = ("site", "serve", tmp_path / "site", "--at", tmp_path / "exchange", "--patience", "0.01")
+    ran = pfl(*words)
+    assert (ran.code, ran.out) == (5, "")
+    assert "no question arrived in 0.01 s" in ran.err
+    assert "--patience 0.01 continues" in ran.err
+    assert pfl(*words[:-1], 0).code == 2
+
+
+def test_status_and_release_need_the_folder_of_a_server_and_of_a_site(world, tmp_path, pfl):
+    for words in (("federation", "status", world / "fed"), ("site", "release", world / "fed")):
+        ran = pfl(*words)
+        assert (ran.code, ran.out) == (3, "")
+        assert "is not the folder of a" in ran.err
 
 
 def test_a_round_is_closed_without_late_sites_if_enough_have_answered(world, tmp_path, pfl):
@@ -329,6 +396,7 @@ def test_the_server_reports_epsilon_as_the_simulation_does(world, tmp_path, monk
     monkeypatch.setattr(type(reporter), "say", lambda self, text: said.append(text))
     result = run_without(world, tmp_path, {}, monkeypatch, fed, Execution(threads=1, reporter=reporter))
     assert result["privacy"]["epsilon"] == simulated.summary["privacy"]["epsilon"] > 1
+    said = [text.partition("Z ")[2] for text in said]  # without times
     assert [text for text in said if text.startswith("differential privacy")] == [
         next(guarantee.describe_plan(opening.make_spec(open_one(fed).manifest.request).settings, lambda: SITES)),
         guarantee.describe_guarantee(result["privacy"]),

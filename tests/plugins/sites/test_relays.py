@@ -140,6 +140,25 @@ def test_a_silent_site_does_not_block_the_others_in_flower(exchange, monkeypatch
     assert all(answer_file(folder(world, name), 2).exists() for name in NAMES)
 
 
+def test_a_question_that_is_removed_while_it_is_read_does_not_end_the_relay_of_flower(exchange, monkeypatch):
+    world, _, sites = exchange
+    relay = load_flower(monkeypatch)
+    grid = Grid(world, sites, NAMES)
+    grid.is_silent = False
+    carrier, find = relay.Relay(grid, world.folder / "exchange"), relay.find_open_messages
+    gone = question_file(folder(world, NAMES[0]), 1)
+
+    def find_then_remove(*args):
+        found = find(*args)
+        gone.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(relay, "find_open_messages", find_then_remove)
+    for _ in range(3):
+        carrier.step()
+    assert {name for name in NAMES if answer_file(folder(world, name), 1).exists()} == {*NAMES[1:]}
+
+
 def test_a_site_that_fails_is_asked_again_in_flower(exchange, monkeypatch, capsys):
     world, _, sites = exchange
     relay = load_flower(monkeypatch)

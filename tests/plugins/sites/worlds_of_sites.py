@@ -49,6 +49,8 @@ class World:
     sites: dict[str, tuple[int, ...]]
     settings: dict
     data: Federation
+    waits: bool = False
+    """whether sites wait in their phases"""
 
     def __post_init__(self):
         self.messages = messages
@@ -70,7 +72,7 @@ class World:
         plan = config.build(Settings, {"upload": self.settings.get("upload", ())}, "")
         given = inputs_at_site(plan, self.data.sizes("train"), **records)
         run = make_run(self.name, keep_samples(self.data, self.sites[site]), given, **self.settings)
-        return Site(self.terms, self.method, run, site, self.folder / (folder or f"site {site}"))
+        return Site(self.terms, self.method, run, site, self.folder / (folder or f"site {site}"), waits=self.waits)
 
     def simulate(self, absent=()):
         """Yield the state and the row after each round of the simulation."""

@@ -59,7 +59,10 @@ class Relay:
         for node in present - set(self.nodes.values()):
             self._send(node, None, b"")  # an empty message asks a node which site it is
         for path in find_open_messages(self.exchange, self.finished):
-            content = path.read_bytes()
+            try:
+                content = path.read_bytes()
+            except FileNotFoundError:  # pfl has closed the round
+                continue
             if (site := read_site(content)) in self.nodes:
                 self._send(self.nodes[site], path, content)
         for reply in self.grid.pull_messages([*self._sent]) if self._sent else ():
