@@ -52,4 +52,10 @@ COMMANDS = {
         "terminal": "terminal:ANSWER",
     },
 }
-KINDS = {"federation": {"section": "show:section", "like": "columns.table:read_earlier"}}
+KINDS = {
+    "federation": {
+        "section": "show:section",
+        "like": "columns.table:read_earlier",
+        "partition": "site_partition:partition_site",
+    }
+}
