@@ -58,8 +58,10 @@ def show_agreement(
         execution.reporter.say(f"{counted(facts['columns'], 'column')}; training samples: {samples}")
         for line in facts["remarks"]:
             execution.reporter.say(line)
-        execution.reporter.say(f"each site imports its table again: pfl import TABLE --like {facts['path']} -o DIR")
-        execution.reporter.say(f"choose what they run: pfl federation create {facts['path']} --method NAME -o DIR")
+        execution.reporter.say(f"choose what sites run: pfl federation create {facts['path']} --method NAME -o FED")
+        execution.reporter.say(
+            "each site joins with the table that it summarized: pfl site join FED --data TABLE -o DIR"
+        )
     _show_path(facts, asked, execution, as_json=as_json, quiet=quiet)
 
 

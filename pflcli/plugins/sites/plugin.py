@@ -34,6 +34,12 @@ COMMANDS = {
         "function": "columns.commands:summarize_columns",
         "terminal": "column_terminal:SUMMARY",
     },
+    "site join": {
+        "panel": "Among real sites",
+        "options": "site_options:JoinSite",
+        "function": "join:join_federation",
+        "terminal": "terminal:CHECK",
+    },
     "site check": {
         "panel": "Among real sites",
         "options": "site_options:CheckSite",
