@@ -161,7 +161,8 @@ def _start_from_table(asked: CreateFederation) -> _Start:
         "seed": agreed.seed,
         **({} if agreed.fractions[2] else {"keep_test": ""}),
     }
-    summary = {"shape": [len(book.features)], "type": "float32", "classes": len(book.classes)}
+    task = {} if earlier.labels is None else earlier.labels.facts()
+    summary = {"shape": [len(book.features)], "type": "float32", "classes": len(book.classes), **task}
     manifest = Manifest("partition", partitions.SCHEMA, earlier.digest, dealt, (), {}, {}, summary, {})
     partition, method = Artifact(Path(earlier.name), manifest), methods.load(name)
     if method.NEEDS:
