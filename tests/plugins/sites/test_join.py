@@ -5,7 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+import test_without_pilot
 from test_columns import SITES, read_hospital, write_table
 from test_without_pilot import SETTINGS, agree
 
@@ -13,6 +15,8 @@ import pflcli
 from helpers import error_text
 from pflcli import check_site, create_federation, import_data, join_federation
 from pflcli.artifacts import codebook
+from pflcli.artifacts.kinds import partition as partitions
+from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.core.errors import ConflictError, InputError, UsageError
 from pflcli.plugins.sites import join
@@ -227,3 +231,58 @@ def test_samples_of_other_scales_are_refused_with_the_column_and_both_numbers(tm
     assert not Path("site").exists()
     write_table(Path("own.csv"), rows["hungary"])
     assert join_federation("fed", "site", data="own.csv", client="hungary")["client"] == "hungary"
+
+
+def agree_on_splits(at, monkeypatch, parts):
+    """Let each site have a column of splits with these words in turn, and return the federation."""
+    monkeypatch.setattr(test_without_pilot, "PARTS", parts)
+    monkeypatch.chdir(at)
+    create_federation(agree(at, split_column="part"), "fed", method="ditto", **SETTINGS)
+
+
+def test_own_test_samples_stay_test_samples_and_the_others_are_split_at_the_site(tmp_path, monkeypatch):
+    """The bytes are those of a simulation on the splits of the sites."""
+    agree_on_splits(tmp_path, monkeypatch, ("train", "train", "train", "test"))
+    pooled = []
+    for client, site in enumerate(SITES):
+        facts = join_federation("fed", f"site {site}", data=f"{site}.csv", split_column="part")
+        assert facts["train"] == facts["declared_train"]
+        own = partitions.read(open_artifact(f"site {site}/partition"))
+        split = np.full(len(own.y), -1)
+        split[own.sample] = np.repeat(np.arange(3 * len(SITES)) % 3, np.diff(own.offsets))
+        rows = read_hospital(site)
+        assert np.flatnonzero(split == 2).tolist() == [n for n in range(len(rows)) if n % 4 == 3]
+        assert (split == 1).sum() == round(0.2 * (split != 2).sum())
+        words = np.asarray(["train", "validation", "test"])[split]
+        pooled += [{**row, "part": word, "hospital": site} for row, word in zip(rows, words, strict=True)]
+        assert own.names[client] == site
+    test_without_pilot.play(tmp_path, "fed", monkeypatch)
+    table = write_table(Path("pooled.csv"), pooled)
+    data = import_data(table, "pooled", like="agreed.toml", client="hospital", split_column="part")
+    run = pflcli.personalize("ditto", pflcli.partition(data, "clients", seed=3), "run", apart=True, **SETTINGS)
+    simulated = predictions.read(open_artifact(run.path), "test")
+    for client, site in enumerate(SITES):
+        own = predictions.read(open_artifact(f"site {site}/predictions"), "test")
+        rows = slice(*simulated.offsets[client : client + 2])
+        assert own.parts["p"].tobytes() == simulated.parts["p"][rows].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("agreed", "own", "option", "words"),
+    [
+        (("train", "test"), None, None, "none; fed has training and test samples"),
+        (("train", "test"), ("train", "val", "test"), "part", "validation and test samples; fed has training and"),
+        (("train", "val", "test"), ("train", "test"), "part", "training and test samples; fed has training, valid"),
+    ],
+)  # fmt: skip
+def test_other_splits_than_those_of_all_sites_are_refused(tmp_path, monkeypatch, agreed, own, option, words):
+    agree_on_splits(tmp_path, monkeypatch, agreed)
+    rows = read_hospital("hungary")
+    parts = {} if own is None else {"part": own}
+    rows = [{**row, **{name: cycle[n % len(cycle)] for name, cycle in parts.items()}} for n, row in enumerate(rows)]
+    write_table(Path("own.csv"), rows)
+    with pytest.raises(InputError) as error:
+        join_federation("fed", "site", data="own.csv", client="hungary", split_column=option)
+    assert words in error_text(error)
+    assert "--split-column COL" in error_text(error)
+    assert not Path("site").exists()

@@ -24,7 +24,7 @@ SETTINGS = {"model": "mlp", "rounds": 3, "participation": 0.7, "lr": 0.05}
 def agree(at, read=read_hospital, **changes):
     """Write the table of each site, with another order of columns, and the table that they agree on."""
     for place, site in enumerate(SITES):
-        rows = [{**row, "part": PARTS[n % 4]} for n, row in enumerate(read(site))]
+        rows = [{**row, "part": PARTS[n % len(PARTS)]} for n, row in enumerate(read(site))]
         order = list(np.random.default_rng(place).permutation([name for name in rows[0] if name != "part"]))
         order += ["part"] * ("split_column" in changes)
         write_table(at / f"{site}.csv", rows, order)
@@ -38,7 +38,7 @@ def simulate(at, agreed, method, read=read_hospital, **import_options):
     """Run the method on the tables of all sites together, imported by the agreement."""
     rows = []
     for site in SITES:
-        rows += [{"hospital": site, **row, "part": PARTS[n % 4]} for n, row in enumerate(read(site))]
+        rows += [{"hospital": site, **row, "part": PARTS[n % len(PARTS)]} for n, row in enumerate(read(site))]
     order = [name for name in rows[0] if name != "part" or import_options]
     pooled = write_table(at / "pooled.csv", rows, order)
     data = import_data(pooled, at / "pooled", like=agreed, client="hospital", **import_options)

@@ -70,7 +70,7 @@ def _in_order(found: Sequence[Summary]) -> list[Summary]:
                 remedy = {
                     "sites": "type the same --sites, in the same order, at every site",
                     "seed": "type the same --seed at every site",
-                    "fractions": "either all tables have a --split-column, or none",
+                    "fractions": "either all tables have a --split-column with the same splits, or none",
                 }[what]
                 raise InputError(
                     f"'{each.site}' was summarized with other {what} than '{first.site}': {words[0]} against"
