@@ -186,7 +186,7 @@ def _start_from_table(asked: CreateFederation) -> _Start:
         },
         partition=partition,
         train=[*agreed.sites.values()],
-        imported=dict(earlier.request),
+        imported={**earlier.request, **({"spellings": agreed.spellings} if agreed.spellings else {})},
         book=replace(book, clients=tuple(agreed.sites)),
     )
 

@@ -233,6 +233,26 @@ def test_samples_of_other_scales_are_refused_with_the_column_and_both_numbers(tm
     assert join_federation("fed", "site", data="own.csv", client="hungary")["client"] == "hungary"
 
 
+def test_columns_may_have_the_names_that_a_coordinator_accepts(at):
+    """Also that of the label, which stands in a condition."""
+    names = {"age": "Age", "chol": "cholesterol", "num": "NUM"}
+    table = Path("agreed.toml").read_text()
+    for name, own in names.items():
+        heading = f'[columns."{name}"]\n'
+        assert heading in table
+        table = table.replace(heading, f'{heading}names = ["{own}"]\n')
+    Path("spelled.toml").write_text(table)
+    create_federation("spelled.toml", "other", method="fedavg", **SETTINGS)
+    join_federation("other", "plain", data="hungary.csv")
+    write_table(Path("own.csv"), read_hospital("hungary"), names=names)
+    join_federation("other", "spelled", data="own.csv", client="hungary")
+    plain, spelled = (partitions.read(open_artifact(f"{name}/partition")) for name in ("plain", "spelled"))
+    np.testing.assert_array_equal(np.asarray(plain.x), np.asarray(spelled.x))
+    np.testing.assert_array_equal(plain.y, spelled.y)
+    with pytest.raises(InputError, match="has no column"):
+        join_federation("fed", "site", data="own.csv", client="hungary")
+
+
 def agree_on_splits(at, monkeypatch, parts):
     """Let each site have a column of splits with these words in turn, and return the federation."""
     monkeypatch.setattr(test_without_pilot, "PARTS", parts)
