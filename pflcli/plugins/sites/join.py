@@ -49,6 +49,11 @@ def join_federation(asked: JoinSite) -> dict[str, Any]:
     'w0371'
     """
     out, data = Path(asked.out), asked.data
+    if not isinstance(asked.federation, Artifact) and Path(asked.federation).suffix == ".toml":
+        raise UsageError(
+            f"{asked.federation} is a table that sites agree on, and no federation yet",
+            f"pfl federation create {asked.federation} --method NAME -o DIR",
+        )
     federation = open_one(asked.federation, "federation")
     opening.read_terms(federation)  # before a long import: does this pfl have the same code?
     own = _open(data)

@@ -63,7 +63,7 @@ def _describe(facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"WARNING: {facts['train']} training samples, the federation knows {facts['declared_train']}{at_most}"
     if facts["other_packages"]:
         yield f"WARNING: {facts['other_packages']}: last bits may differ from the simulation"
-    yield f"nothing was sent; if you agree: pfl site serve {facts['path']} --at EXCHANGE"
+    yield f"this command sends nothing; to take part: pfl site serve {facts['path']} --at DIR"
 
 
 FACTS, PATH, CHECK, ANSWER = (

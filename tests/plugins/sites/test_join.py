@@ -51,7 +51,7 @@ def test_join_makes_what_import_partition_and_check_make(at, pfl):
     ran = pfl("site", "join", "fed", "--data", "own.csv", "--client", "hungary", "-o", "site")
     assert (ran.code, ran.out) == (0, "site\n")
     assert {path.name for path in Path("site").iterdir()} == FILES
-    for words in ("294 samples", "176 for training", "in a round, 'hungary' sends", "head.weight", "nothing was sent"):
+    for words in ("294 samples", "176 for training", "in a round, 'hungary' sends", "head.weight", "sends nothing"):
         assert words in ran.err
     import_data("own.csv", "d", like="fed")
     pflcli.partition("d", "p", like="fed", client="hungary")
@@ -85,6 +85,9 @@ def test_a_dataset_or_a_partition_is_taken_as_it_is(at):
         join_federation("fed", "c", data="a/partition", client="cleveland")
     with pytest.raises(UsageError, match="--na has no effect on d, which is imported already"):
         join_federation("fed", "c", data="d", client="hungary", na="x")
+    with pytest.raises(UsageError, match="is a table that sites agree on") as error:
+        join_federation("agreed.toml", "c", data="hungary.csv")
+    assert "pfl federation create agreed.toml --method NAME" in error_text(error)
     with pytest.raises(InputError, match="of the kind federation"):
         join_federation("fed", "c", data="fed", client="hungary")
     assert not Path("c").exists()
