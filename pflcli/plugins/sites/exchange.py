@@ -19,16 +19,18 @@ from pflcli.plugins.sites import messages
 from pflcli.plugins.sites.endpoints import Server, find_other_packages
 from pflcli.plugins.sites.messages import Answer, Message, Question
 
-POLL_SECONDS = 0.05
-"""How long the server and a site wait before they look for messages again."""
 SETTLE_SECONDS = 2.0
 """How long a file that is not a message must stay the same: until then, another program may still be writing it."""
 _PIECE_BYTES = 1 << 20
 
 
-def folder_of(exchange: Path, names: list[str], site: str) -> Path:
-    """Return the folder of a site in the ``exchange`` folder: its number, and its name without unusual characters."""
-    return exchange / f"{names.index(site):03d}-{re.sub(r'[^A-Za-z0-9_-]+', '-', site)[:40]}"
+def folder_of(exchange: Path, names: list[str], site: str, run: str = "") -> Path:
+    """Return the folder of a site in the ``exchange`` folder: its number, and its name without unusual characters.
+
+    The messages of a ``run`` of several are in a folder of it there.
+    """
+    folder = exchange / f"{names.index(site):03d}-{re.sub(r'[^A-Za-z0-9_-]+', '-', site)[:40]}"
+    return folder / run.replace("/", "-") if run else folder
 
 
 def question_file(folder: Path, number: int) -> Path:
@@ -152,9 +154,13 @@ class Inbox:
             path.unlink(missing_ok=True)
         self.found, self._copies = {}, []
 
+    def _copy_of(self, site: str, path: Path) -> Path:
+        """Return the file for the copy of an answer."""
+        return folder_of(self._folder, [*self._server.terms.sites], site) / path.name
+
     def _take(self, site: str, path: Path, file: Signature) -> None:
         """Read the answer of a site, or note why there is none."""
-        question, copy = self._questions[site], self._folder / path.parent.name / path.name
+        question, copy = self._questions[site], self._copy_of(site, path)
         copy.parent.mkdir(parents=True, exist_ok=True)
         try:
             disk.write(copy, _read(path, self._server.max_bytes(question)))
@@ -189,7 +195,7 @@ class Inbox:
 
     def _set_aside(self, site: str, path: Path, refusal: _Refusal) -> None:
         refusal.is_told = True
-        copy = self._folder / path.parent.name / path.name
+        copy = self._copy_of(site, path)
         kept = copy.with_name(f"refused-{path.name}")
         came_back = kept.exists() and copy.exists() and messages.hash_file(kept) == messages.hash_file(copy)
         if copy.exists():

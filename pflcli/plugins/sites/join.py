@@ -55,7 +55,8 @@ def join_federation(asked: JoinSite) -> dict[str, Any]:
             f"pfl federation create {asked.federation} --method NAME -o DIR",
         )
     federation = open_one(asked.federation, "federation")
-    opening.read_terms(federation)  # before a long import: does this pfl have the same code?
+    for run in opening.read_runs(federation).values():
+        opening.read_terms(run)  # before a long import: does this pfl have the same code?
     own = _open(data)
     client = _choose_client(asked, own, federations.client_names(federation))
     opening.require_free(out, {"federation": federation.manifest.fingerprint, "role": "site"})
@@ -63,7 +64,7 @@ def join_federation(asked: JoinSite) -> dict[str, Any]:
     try:
         if own is None or own.kind != "partition":
             data = _make_partition(asked, federation, client, is_imported=own is not None or _is_name(data))
-        return check_site(data, asked.federation, out, execution=asked.execution)
+        return check_site(data, asked.federation, out, fewest=asked.fewest, execution=asked.execution)
     except Exception:
         if not existed:  # all that is in the folder was made here
             shutil.rmtree(out, ignore_errors=True)

@@ -27,6 +27,15 @@ SiteFolder = Annotated[
     FilePath, typer.Argument(help="The folder that pfl site join or pfl site check made.", metavar="DIR")
 ]
 
+Fewest = Annotated[
+    int,
+    typer.Option(
+        help="Send no scores of fewer test samples than this many, but their number; for several methods.",
+        min=0,
+        metavar="N",
+    ),
+]
+
 
 @dataclass(frozen=True)
 class JoinSite(TableOptions):
@@ -67,6 +76,7 @@ class JoinSite(TableOptions):
     split_column: SplitColumn = None
     fold_case: FoldCase = None
     label_map: LabelMap = None
+    fewest: Fewest = 5
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,8 @@ class CheckSite(Options):
     partition: Annotated[ArtifactPath, artifact_argument("Take part with the samples of this partition.", "partition")]
     federation: Annotated[ArtifactPath, artifact_argument("Take part in this federation.", "federation")]
     out: Annotated[FilePath, out_option("Make the folder of the site here.")]
+    _: KW_ONLY
+    fewest: Fewest = 5
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,13 @@ def test_join_makes_what_import_partition_and_check_make(at, pfl):
     assert [line for line in checked.err.splitlines() if "pfl site serve" not in line] == ran.err.splitlines()[-14:-1]
 
 
+def test_a_federation_of_several_methods_is_joined_in_the_same_way(at):
+    create_federation("agreed.toml", "several", methods="fedavg,ditto", **SETTINGS)
+    facts = join_federation("several", "site", data="hungary.csv", fewest=7)
+    assert ([*facts["runs"]], facts["scores"]["fewest"]) == (["seed-3/fedavg", "seed-3/ditto"], 7)
+    assert join_federation("several", "site", data="hungary.csv", fewest=7) == facts
+
+
 def test_the_client_is_that_of_the_file_or_is_asked_for_with_all_names(at):
     assert join_federation("fed", "a", data="hungary.csv")["client"] == "hungary"
     shutil.copy("hungary.csv", "own.csv")
