@@ -291,13 +291,22 @@ def run_federation(asked: RunFederation) -> dict[str, Any]:
     names, say = [*terms.sites], execution.reporter.say
     heard = dict.fromkeys(names, time.monotonic())
     with locks.acquire(out, say):
-        hubs = {
-            name: _Hub(opening.open_server(each, own, folder, execution), name, folder, asked, heard)
-            for name, (each, own) in runs.items()
-            for folder in [several.state_folder(out, name)]
-        }
-        absent = several.take_turns({name: _serve(hub) for name, hub in hubs.items()})
-        servers = {name: hub.server for name, hub in hubs.items()}
+
+        def play(chosen: Sequence[str]) -> tuple[dict[str, Server], dict[str, Any]]:
+            hubs = {}
+            for name in chosen:
+                folder = several.state_folder(out, name)
+                server = opening.open_server(*runs[name], folder, execution)
+                hubs[name] = _Hub(server, name, folder, asked, heard)
+            ended = several.take_turns({name: _serve(hub) for name, hub in hubs.items()})
+            return {name: hub.server for name, hub in hubs.items()}, ended
+
+        several_runs = [] if "" in runs else several.read_names(federation.manifest.request)
+        servers, absent = play(several.list_first(several_runs) if several_runs else [*runs])
+        if several.has_trials(several_runs):
+            chosen = scores.choose(federation, asked, names)
+            later, _ = play([name for name in chosen if name not in servers])
+            servers = {name: {**servers, **later}[name] for name in chosen}
         private = [server.run.settings for server in servers.values() if server.run.privacy is not None]
         if private:
             secret = several.state_folder(out, "") if "" in runs else out / several.SERVER

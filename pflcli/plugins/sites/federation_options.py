@@ -105,6 +105,16 @@ class CreateFederation(Options):
             show_default="those of the pilot, or --seed",
         ),
     ] = None
+    tune: Annotated[
+        int | None,
+        typer.Option(
+            help="With --methods and a table: run at most this many trials of each method with the first seed, and the"
+            " others with the one that is best by --metric on validation samples.",
+            min=2,
+            metavar="N",
+            show_default="no tuning",
+        ),
+    ] = None
     metrics: Metrics = None
     positive: Positive = None
     baseline: Baseline = "fedavg"

@@ -41,7 +41,7 @@ JOINED = ("data", "partition")
 """What ``pfl site join`` makes in the folder of a site, before it is marked."""
 _RUN = re.compile(r"seed-\d{1,10}/[A-Za-z0-9_-]+(@[A-Za-z0-9_-]+)?")
 """The name of a run of several: the folder in which ``pfl compare`` makes it."""
-_RUN_KEYS = {"method", "options", "settings", "seed", "agreement", "exchange", "then"}
+_RUN_KEYS = {"label", "method", "options", "settings", "seed", "agreement", "exchange", "then"}
 
 
 def read_runs(federation: Artifact) -> dict[str, Artifact]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import secrets
 import time
 from collections import Counter
@@ -19,20 +20,21 @@ from typing import Any
 
 import numpy as np
 
-from pflcli.artifacts import codebook, csv_file, disk
+from pflcli.artifacts import codebook, csv_file, disk, plain_output
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.make import Built, make
 from pflcli.artifacts.manifest import ArtifactSpec, digest, is_artifact
 from pflcli.artifacts.manifest import read as read_manifest
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.core import methods
+from pflcli.core import foreign, methods
 from pflcli.core.errors import ComputationError, InputError
 from pflcli.core.execution import Execution
 from pflcli.core.metrics import catalogue
+from pflcli.core.scores import weighted_mean
 from pflcli.core.simulation import absences
 from pflcli.core.tasks import Labels
-from pflcli.core.wording import counted, listed
+from pflcli.core.wording import as_typed, counted, listed
 from pflcli.evaluation import client_identity, records, scoring, summary
 from pflcli.evaluation.summary import Scored
 from pflcli.plugins.sites import client_records, opening, several
@@ -40,11 +42,17 @@ from pflcli.plugins.sites import exchange as exchanges
 from pflcli.plugins.sites.client_records import ClientRecord, RunRecords, SiteRecords
 from pflcli.plugins.sites.endpoints import Server
 from pflcli.plugins.sites.federation_options import RunFederation
+from pflcli.plugins.sites.several import RunName
 from pflcli.workflow.comparison.table import NAME, SPLIT
 from pflcli.workflow.training.run_artifact import summarize
+from pflcli.workflow.tuning.space import BACKBONE
 
-FILE = "records.json"
-"""The file with the records of a site in its folder in the exchange, and with those of all sites in a run's folder."""
+FILE, VALIDATION = "records.json", "validation.json"
+"""The files with the records of a site in its folder in the exchange; a run's folder has those of all sites."""
+CHOICE = "choice.json"
+"""The file of the server that says which trial of each method is chosen."""
+_MAX_CHOICE = 1 << 20
+"""Maximum bytes of a choice."""
 _SECRET = "records.key"
 """The file of a site with which it makes the digests of its samples."""
 _RUN_BYTES, _CLASS_BYTES = 1 << 14, 1 << 6
@@ -73,38 +81,44 @@ class Agreed:
         return cls(metrics, found["baseline"], found["positive"], labels, names)
 
 
-def _split(name: str) -> tuple[int, str]:
-    """Return the seed and the label of a run by its name."""
-    folder, _, label = name.partition("/")
-    return int(folder.removeprefix("seed-")), label
-
-
 # At a site
 
 
 def make_records(
-    agreed: Agreed, runs: Mapping[str, Artifact], client: str, folder: Path, fewest: int
+    agreed: Agreed, runs: Mapping[RunName, Artifact], client: str, folder: Path, fewest: int, split: str = SPLIT
 ) -> tuple[RunRecords, ...]:
     """Return the records of the ``client`` of a site, from its predictions by run.
 
-    A client with fewer than ``fewest`` test samples withholds all but their number. Digests of samples depend on a
-    secret in ``folder``, so that nobody can guess the samples.
+    A client with fewer than ``fewest`` samples of the ``split`` withholds all but their number. Digests of samples
+    depend on a secret in ``folder``, so that nobody can guess the samples. Validation samples choose among trials.
     """
     secret, sources, empty = _read_secret(folder), [], []
-    for name, artifact in runs.items():
-        seed, label = _split(name)
-        if not predictions.read_shape(artifact, SPLIT)[0]:
-            empty.append(RunRecords(client_records.VERSION, label, seed, SPLIT, (ClientRecord(client, 0, None),)))
+    for run, artifact in runs.items():
+        label = _label_of(run, split)
+        if not predictions.read_shape(artifact, split)[0]:
+            empty.append(RunRecords(client_records.VERSION, label, run.seed, split, (ClientRecord(client, 0, None),)))
             continue
-        item = scoring.describe_run(artifact, label, SPLIT, agreed.metrics, agreed.positive)
-        sources.append((replace(item, seed=seed), partial(predictions.read, artifact, SPLIT)))
+        item = scoring.describe_run(artifact, label, split, agreed.metrics, agreed.positive)
+        sources.append((replace(item, seed=run.seed), partial(predictions.read, artifact, split)))
     found = []
-    for item in scoring.add_records(sources, agreed.baseline) if sources else ():
+    for item in scoring.add_records(sources, agreed.baseline if split == SPLIT else BACKBONE) if sources else ():
         hidden = [hashlib.blake2b(str(each).encode(), digest_size=16, key=secret).hexdigest() for each in item.samples]
         names = codebook.read(item.artifact).client_names(len(item.n))
-        whole = client_records.list_records(replace(item, samples=np.asarray(hidden)), SPLIT, names, fewest)
+        whole = client_records.list_records(replace(item, samples=np.asarray(hidden)), split, names, fewest)
         found.append(replace(whole, clients=(whole.clients[names.index(client)],)))
     return (*found, *empty)
+
+
+def read_choice(path: Path, federation: Artifact) -> list[str]:
+    """Return the names of the runs that are chosen; raises InputError for a choice of another federation."""
+    with foreign.reading(path, "the choice among trials"):
+        if path.stat().st_size > _MAX_CHOICE:
+            raise InputError(f"{path} is too large for a choice")
+        found = json.loads(foreign.read_json_text(path))
+        if found["federation"] != federation.manifest.fingerprint:
+            raise InputError(f"{path} is the choice of another federation")
+        trials = {str(label): str(trial) for label, trial in found["trials"].items()}
+    return several.list_chosen(several.read_names(federation.manifest.request), trials)
 
 
 def _read_secret(folder: Path) -> bytes:
@@ -119,19 +133,54 @@ def _read_secret(folder: Path) -> bytes:
 # At the server
 
 
+def choose(federation: Artifact, asked: RunFederation, sites: Sequence[str]) -> list[str]:
+    """Return the runs of the trials that are best on validation samples, and tell the sites which ones.
+
+    It waits for the records of all sites, and stores the choice, which is then never made again.
+    """
+    stored, names = Path(asked.out) / CHOICE, several.read_names(federation.manifest.request)
+    if not stored.is_file():
+        agreed, first = Agreed.read(federation), {*several.list_first(names)}
+        runs = [run for run in names if run.name in first]
+        received = _collect(federation, agreed, runs, asked, sites, VALIDATION)
+        trials, values = dict[str, str](), dict[str, dict[str, float]]()
+        metric = catalogue.METRICS[agreed.metrics[0]]
+        for run in runs:
+            found = [
+                (client.scores.client[metric.name], client.n)
+                for client in _join(run, received, sites, VALIDATION).clients
+                if client.scores is not None and client.scores.client[metric.name] is not None
+            ]
+            known = np.asarray(found, np.float64).reshape(-1, 2)
+            values.setdefault(run.label, {})[run.trial] = weighted_mean(*known.T) if len(known) else math.nan
+        for label, by_trial in values.items():
+            trials[label] = max(by_trial, key=lambda trial: metric.rank(by_trial[trial]))
+            asked.execution.reporter.say(
+                f"{label}: {trials[label]} is chosen of {counted(len(by_trial), 'trial')} by {metric.heading} on"
+                f" validation samples, {by_trial[trials[label]]:.4g}"
+            )
+        content = {"federation": federation.manifest.fingerprint, "trials": trials, "validation": values}
+        plain_output.replace_file(stored, json.dumps(scoring.replace_nonfinite(content), indent=1).encode())
+    for site in sites:
+        exchanges.copy_message(stored, exchanges.folder_of(Path(asked.exchange), [*sites], site) / CHOICE)
+    return read_choice(stored, federation)
+
+
 def make_table(
-    federation: Artifact, servers: Mapping[str, Server], asked: RunFederation, names: Sequence[str]
+    federation: Artifact, servers: Mapping[str, Server], asked: RunFederation, sites: Sequence[str]
 ) -> dict[str, Any]:
     """Wait for the records of all sites, and make the table of the runs; returns its path and what it says."""
-    agreed, out = Agreed.read(federation), Path(asked.out)
-    received = _collect(federation, agreed, [*servers], asked, names)
-    silent = [name for name in names if name not in received]
+    agreed, out, views = Agreed.read(federation), Path(asked.out), opening.read_runs(federation)
+    names = several.read_names(federation.manifest.request)
+    runs = [run for run in names if run.name in servers]
+    received = _collect(federation, agreed, runs, asked, sites, FILE)
+    silent = [site for site in sites if site not in received]
     scored, execution = list[Scored](), replace(asked.execution, jobs=0)
-    for name, server in servers.items():
-        joined = _join(name, received, names)
-        view = opening.read_runs(federation)[name]
-        artifact = _store_run(federation, view, server, joined, out / name, execution)
-        scored.append(_score(agreed, name, artifact, server, joined, names))
+    for run in runs:
+        server, joined = servers[run.name], _join(run, received, sites, FILE)
+        at = out / f"seed-{run.seed}" / run.label
+        artifact = _store_run(federation, views[run.name], server, joined, at, execution)
+        scored.append(_score(agreed, run, artifact, server, joined, sites))
     scored = scoring.pair_with_baseline(scored, agreed.baseline)
     spec = _describe_table(federation, agreed, scored, out / NAME)
 
@@ -140,47 +189,77 @@ def make_table(
         remarks = ["seconds are those in which the server computed: sites do not tell theirs"]
         if silent:
             remarks.append(f"without scores, and not counted: {listed(silent)}")
+        if several.has_trials(names):
+            remarks.append(_describe_choice(names, runs, views, agreed))
         metrics["definitions"] = [*metrics.get("definitions", ()), *remarks]
         scoring.write(writer, scored, metrics, NAME)
-        return Built({"methods": len(metrics["methods"]), "predictions": len(scored), "failed": {},
-                      "best": metrics["methods"][0]["label"]}, {})  # fmt: skip
+        best = metrics["methods"][0]["label"]
+        facts = {"methods": len(metrics["methods"]), "predictions": len(scored), "best": best, "failed": {}}
+        return Built(facts, {})
 
     outcome = make(out / NAME, spec, execution, build, extends=_describe_change(out / NAME, spec))
     return {"path": str(outcome.path), "best": outcome.summary["best"], "runs": len(scored), "without_scores": silent}
 
 
+def _describe_choice(
+    names: Sequence[RunName], runs: Sequence[RunName], views: Mapping[str, Artifact], agreed: Agreed
+) -> str:
+    """Return which options and settings were chosen, for the table."""
+    lines = []
+    for run in runs:
+        trials = [each.name for each in names if (each.label, each.seed) == (run.label, names[0].seed)]
+        if run.seed == names[0].seed and len(trials) > 1:
+            own, others = (_list_values(views[name].manifest.request) for name in (run.name, trials[0]))
+            every = [_list_values(views[name].manifest.request) for name in trials]
+            varied = [key for key in own if any(each.get(key) != others.get(key) for each in every)]
+            values = ", ".join(f"{key} {as_typed(own[key])}" for key in varied)
+            lines.append(f"`{run.label}` {values} of {len(trials)}")
+    return f"chosen among trials by {agreed.metrics[0]} on validation samples of the first seed: {'; '.join(lines)}"
+
+
+def _list_values(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options and settings of a run that may differ between trials."""
+    run = request.get("then", request)
+    return {**run["options"], **request["settings"]}
+
+
 def _collect(
-    federation: Artifact, agreed: Agreed, runs: Sequence[str], asked: RunFederation, names: Sequence[str]
+    federation: Artifact,
+    agreed: Agreed,
+    runs: Sequence[RunName],
+    asked: RunFederation,
+    sites: Sequence[str],
+    file: str,
 ) -> dict[str, SiteRecords]:
     """Return the records of the sites that send some in time; raises ComputationError without any.
 
     A file that has something else is named, and its site may send another one.
     """
     say, began, is_late = asked.execution.reporter.say, time.monotonic(), False
-    paths = {site: exchanges.folder_of(Path(asked.exchange), [*names], site) / FILE for site in names}
+    paths = {site: exchanges.folder_of(Path(asked.exchange), [*sites], site) / file for site in sites}
     received, refused = dict[str, SiteRecords](), dict[str, exchanges.Signature]()
-    say(f"waiting for the scores of {counted(len(names), 'site')}")
-    while len(received) < len(names) and not is_late:
+    say(f"waiting for the {'validation ' if file == VALIDATION else ''}scores of {counted(len(sites), 'site')}")
+    while len(received) < len(sites) and not is_late:
         is_late = asked.patience is not None and time.monotonic() - began > asked.patience
-        for site in names:
-            file = exchanges.signature(paths[site])
-            if site in received or file is None or refused.get(site) == file:
+        for site in sites:
+            found = exchanges.signature(paths[site])
+            if site in received or found is None or refused.get(site) == found:
                 continue
             try:
                 received[site] = exchanges.retry_unfinished(
                     partial(_read, federation=federation, agreed=agreed, runs=runs, site=site), paths[site]
                 )
             except InputError as error:
-                refused[site] = file
+                refused[site] = found
                 say(f"WARNING: '{site}': {' '.join(error.message.split())[:400]}")
-        if len(received) < len(names):
+        if len(received) < len(sites):
             time.sleep(several.POLL_SECONDS)
     if not received:
         raise ComputationError("no site has sent scores", "the same command waits for them again")
     return received
 
 
-def _read(path: Path, federation: Artifact, agreed: Agreed, runs: Sequence[str], site: str) -> SiteRecords:
+def _read(path: Path, federation: Artifact, agreed: Agreed, runs: Sequence[RunName], site: str) -> SiteRecords:
     """Read the records of a site; raises InputError for others, or for those of other runs, metrics or classes."""
     most = len(runs) * (_RUN_BYTES + _CLASS_BYTES * agreed.labels.outputs * len(runs))
     if path.stat().st_size > most:
@@ -188,10 +267,11 @@ def _read(path: Path, federation: Artifact, agreed: Agreed, runs: Sequence[str],
     found = client_records.read_site(path)
     if found.federation != federation.manifest.fingerprint or found.client != site:
         raise InputError(f"{path} has the scores of another site or federation")
-    told = [(each.seed, each.label) for each in found.runs]
-    if sorted(told) != sorted(map(_split, runs)):
+    split = _split_of(path.name)
+    told = sorted((each.seed, each.label) for each in found.runs)
+    if told != sorted((run.seed, _label_of(run, split)) for run in runs):
         raise InputError(f"{path} has scores of other runs than those of the federation")
-    if any([client.name for client in each.clients] != [site] or each.split != SPLIT for each in found.runs):
+    if any([client.name for client in each.clients] != [site] or each.split != split for each in found.runs):
         raise InputError(f"{path} has scores of other clients or samples")
     known = [client.scores for each in found.runs for client in each.clients]
     expected = _expect(agreed)
@@ -213,21 +293,31 @@ def _expect(agreed: Agreed) -> tuple[tuple[str, ...], int, int]:
     return tuple(made["client"]), made["counts"].shape[2], made["gaps"].shape[1]
 
 
-def _join(name: str, received: Mapping[str, SiteRecords], names: Sequence[str]) -> RunRecords:
+def _split_of(file: str) -> str:
+    return "validation" if file == VALIDATION else SPLIT
+
+
+def _label_of(run: RunName, split: str) -> str:
+    """Return the label of a run in records: trials are told apart on validation samples alone."""
+    return run.label if split == SPLIT else run.trial
+
+
+def _join(run: RunName, received: Mapping[str, SiteRecords], sites: Sequence[str], file: str) -> RunRecords:
     """Return the records of all clients for a run; those of sites that sent none have no samples."""
-    seed, label = _split(name)
+    split = _split_of(file)
+    key = run.seed, _label_of(run, split)
     clients = {
         site: client
         for site, each in received.items()
-        for run in each.runs
-        for client in run.clients
-        if (run.seed, run.label) == (seed, label)
+        for found in each.runs
+        for client in found.clients
+        if (found.seed, found.label) == key
     }
     forms = Counter(form for each in clients.values() if (form := client_records.describe_form(each.scores)))
     usual = next(iter(forms.most_common(1)), (None, 0))[0]
     odd = {site for site, each in clients.items() if client_records.describe_form(each.scores) not in (None, usual)}
-    kept = [ClientRecord(site, 0, None) if site in odd or site not in clients else clients[site] for site in names]
-    return RunRecords(client_records.VERSION, label, seed, SPLIT, tuple(kept))
+    kept = [ClientRecord(site, 0, None) if site in odd or site not in clients else clients[site] for site in sites]
+    return RunRecords(client_records.VERSION, key[1], run.seed, split, tuple(kept))
 
 
 def _store_run(
@@ -265,19 +355,18 @@ def _describe_change(out: Path, spec: ArtifactSpec) -> str:
 
 
 def _score(
-    agreed: Agreed, name: str, artifact: Artifact, server: Server, joined: RunRecords, names: Sequence[str]
+    agreed: Agreed, run: RunName, artifact: Artifact, server: Server, joined: RunRecords, names: Sequence[str]
 ) -> Scored:
     """Return a run with the records of its clients, as ``scoring.score`` returns one of stored predictions."""
-    seed, label = _split(name)
     method = str(artifact.manifest.request["method"])
     try:
         found = client_records.join(joined)
     except ValueError as error:
-        raise ComputationError(f"{name}: {error}, and there is no table") from None
+        raise ComputationError(f"{run.name}: {error}, and there is no table") from None
     return Scored(
-        label=label,
+        label=run.label,
         method=method,
-        seed=seed,
+        seed=run.seed,
         artifact=artifact,
         names=None if client_identity.are_numbered(names) else names,
         class_names=agreed.class_names,

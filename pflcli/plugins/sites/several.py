@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
@@ -12,15 +13,17 @@ from typing import Any, TypeVar
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.open_by_path import Chosen, open_all, open_one
 from pflcli.artifacts.reader import Artifact
-from pflcli.core import config, tasks
+from pflcli.core import config, methods, rng, tasks
 from pflcli.core.errors import InputError, UnsuitedError, UsageError
 from pflcli.core.metrics import catalogue
 from pflcli.core.reporter import Reporter
+from pflcli.core.settings import TRAINING, Settings
 from pflcli.core.tasks import Labels
 from pflcli.core.wording import listed
 from pflcli.plugins.sites.federation_options import CreateFederation
 from pflcli.workflow.comparison.variants import ALL, Variant, method_name, resolve_variants
 from pflcli.workflow.training import run_settings
+from pflcli.workflow.tuning.space import default_grid
 
 POLL_SECONDS = 0.05
 """How long a place that plays several runs waits before it looks for messages again."""
@@ -63,7 +66,7 @@ def list_starts(asked: CreateFederation, from_table: FromTable, from_run: FromRu
     """
     is_table = not isinstance(asked.source, Artifact) and Path(asked.source).suffix == ".toml"
     if asked.methods is None:
-        for name in ("seeds", "metrics", "positive"):
+        for name in ("seeds", "metrics", "positive", "tune"):
             if getattr(asked, name) is not None:
                 word = {"metrics": "metric"}.get(name, name)
                 raise UsageError(f"--{word} has no effect without --methods", "--methods fedavg,ditto")
@@ -99,17 +102,47 @@ def _start_methods(asked: CreateFederation, from_table: FromTable) -> dict[str, 
     given = asked.options or {}
     nested = {name: dict(values) for name, values in given.items() if isinstance(values, Mapping)}
     dotted = config.group_by_owner({key: value for key, value in given.items() if key not in nested})
-    found = dict[str, Start]()
-    for variant in resolve_variants(asked.methods, {**dotted, **nested}, training):
+    found, options = dict[str, Start](), {**dotted, **nested}
+    for variant in resolve_variants(asked.methods, options, training):
+        trials = {variant.name: variant} if asked.tune is None else _list_trials(asked, variant, options, training)
         for seed in _choose_seeds(asked):
-            one = _ask_for(asked, variant, seed)
             try:
-                start = from_table(one)
+                for name, trial in trials.items():
+                    start = from_table(_ask_for(asked, trial, seed))
+                    request = {**start.request, **({} if asked.tune is None else {"label": variant.name})}
+                    found[f"seed-{start.request['seed']}/{name}"] = replace(start, request=request)
             except UnsuitedError as error:
                 _leave_out(asked, variant.name, error)
                 break
-            found[f"seed-{start.request['seed']}/{variant.name}"] = start
     return _require_some(asked, found)
+
+
+def _list_trials(
+    asked: CreateFederation, variant: Variant, options: Mapping[str, Mapping[str, Any]], training: Settings
+) -> dict[str, Variant]:
+    """Return the trials of a variant by the names of their runs: at most ``tune`` points of its own grid.
+
+    Those of a larger grid are drawn at random; the first trial has what was asked for.
+    """
+    assert asked.tune is not None
+    method = method_name(variant.name)
+    fixed = {key.removeprefix(TRAINING) for key in options.get(variant.name, options.get(method, {}))}
+    grid = {key: values for key, values in default_grid(methods.load(method)).items() if key not in fixed}
+    if methods.load(method).NEEDS:  # its trials train a backbone each
+        grid = {f"{TRAINING}lr": methods.LEARNING_RATES, **grid}
+    grid = {key: values for key, values in grid.items() if key.removeprefix(TRAINING) not in {*(asked.settings or {})}}
+    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    base = {**variant.options, **{f"{TRAINING}{key}": value for key, value in config.plain(training).items()}}
+    usual = {key: base[key] for key in grid}
+    others = [point for point in points if point != usual]
+    drawn = rng.generator(0, "trials", variant.name).permutation(len(others))[: asked.tune - 1]
+    found = {}
+    for number, point in enumerate([usual, *(others[place] for place in sorted(drawn.tolist()))] if grid else [{}], 1):
+        own = {key: value for key, value in point.items() if not key.startswith(TRAINING)}
+        settings = {key.removeprefix(TRAINING): value for key, value in point.items() if key.startswith(TRAINING)}
+        name = f"{variant.name}{'-' if '@' in variant.name else '@'}{number}"
+        found[name] = replace(variant, options={**variant.options, **own}, settings={**variant.settings, **settings})
+    return found
 
 
 def _choose_seeds(asked: CreateFederation) -> Sequence[int | None]:
@@ -133,6 +166,11 @@ def _start_pilot(asked: CreateFederation, from_run: FromRun) -> dict[str, Start]
     """Return the starts of the runs of a comparison: those of the methods and seeds that are asked for."""
     assert asked.methods is not None
     _require_untouched(asked, str(asked.source))
+    if asked.tune is not None:
+        raise UsageError(
+            f"--tune has no effect on {asked.source}, whose methods have their options",
+            "pfl compare --tune N tunes them on the pilot",
+        )
     runs = {
         f"seed-{each.manifest.request['seed']}/{each.path.name}": each for each in open_all(asked.source, "predictions")
     }
@@ -183,10 +221,53 @@ def agree_on_scores(
     catalogue.require_defined(metrics, labels)
     if asked.positive is not None:
         catalogue.positive_class(asked.positive, book.class_names(labels.outputs))
-    methods = [*dict.fromkeys(name.partition("/")[2] for name in runs)]
-    if asked.baseline not in methods:
-        raise UsageError(f"the baseline '{asked.baseline}' is not among {listed(methods)}", f"--baseline {methods[0]}")
+    rows = [*dict.fromkeys(run.get("label", name.partition("/")[2]) for name, run in runs.items())]
+    if asked.baseline not in rows:
+        raise UsageError(f"the baseline '{asked.baseline}' is not among {listed(rows)}", f"--baseline {rows[0]}")
     return {"metric": [*metrics], "positive": asked.positive, "baseline": asked.baseline}
+
+
+@dataclass(frozen=True)
+class RunName:
+    """The ``name`` of a run of several: its ``seed``, its ``label`` in the table, and which ``trial`` of it it is.
+
+    A run without trials has its label as the trial.
+    """
+
+    name: str
+    seed: int
+    label: str
+    trial: str
+
+
+def read_names(request: Mapping[str, Any]) -> list[RunName]:
+    """Return the names of the runs in the request of a federation of several."""
+    found = []
+    for name, run in request["runs"].items():
+        folder, _, trial = name.partition("/")
+        found.append(RunName(name, int(folder.removeprefix("seed-")), str(run.get("label", trial)), trial))
+    return found
+
+
+def list_first(names: Sequence[RunName]) -> list[str]:
+    """Return the runs that are played before a choice: those of the first seed, or all without trials."""
+    if not has_trials(names):
+        return [each.name for each in names]
+    return [each.name for each in names if each.seed == names[0].seed]
+
+
+def has_trials(names: Sequence[RunName]) -> bool:
+    """Return whether runs are trials, of which one by label is chosen."""
+    return any(each.trial != each.label for each in names)
+
+
+def list_chosen(names: Sequence[RunName], trials: Mapping[str, str]) -> list[str]:
+    """Return the runs, of all seeds, of the trials that were chosen by label; raises InputError for other trials."""
+    if {(each.label, each.trial) for each in names if trials.get(each.label) == each.trial} != {*trials.items()}:
+        raise InputError("the choice names a trial that the federation does not have")
+    if {*trials} != {each.label for each in names}:
+        raise InputError("the choice does not name a trial of each method")
+    return [each.name for each in names if trials[each.label] == each.trial]
 
 
 def take_turns(plays: Mapping[str, Generator[bool, None, Result]]) -> dict[str, Result]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -205,14 +206,33 @@ def serve_site(asked: ServeSite) -> Outcome:
     folder, execution = Path(asked.site), asked.execution
     runs, facts = _reopen(folder)
     with locks.acquire(folder, execution.reporter.say):
-        plays = {name: _answer_all(each, name, Path(asked.exchange), execution) for name, each in runs.items()}
-        made = several.take_turns(plays)
-        if "" not in runs:
-            opened = next(iter(runs.values()))
-            place = folder_of(Path(asked.exchange), [*opened.terms.sites], opened.client)
-            copy_message(_write_records(folder, runs, facts), place / scores.FILE)
-            execution.reporter.say("the scores are sent")
-        return next(iter(made.values()))
+        exchange, say = Path(asked.exchange), execution.reporter.say
+
+        def play(chosen: Iterable[str]) -> dict[str, Outcome]:
+            return several.take_turns({name: _answer_all(runs[name], name, exchange, execution) for name in chosen})
+
+        if "" in runs:
+            return play(runs)[""]
+        opened = next(iter(runs.values()))
+        federation = open_one(opened.federation.path, "federation")
+        names = several.read_names(federation.manifest.request)
+        place = folder_of(exchange, [*opened.terms.sites], opened.client)
+        chosen = several.list_first(names)
+        made = play(chosen)
+        if several.has_trials(names):
+            copy_message(_write_records(folder, runs, facts, chosen, scores.VALIDATION), place / scores.VALIDATION)
+            say("the validation scores are sent")
+            several.take_turns({"": _await(place / scores.CHOICE)})
+            chosen = retry_unfinished(partial(scores.read_choice, federation=federation), place / scores.CHOICE)
+            made |= play([name for name in chosen if name not in made])
+        copy_message(_write_records(folder, runs, facts, chosen), place / scores.FILE)
+        say("the scores are sent")
+        return made[chosen[0]]
+
+
+def _await(path: Path) -> Generator[bool, None, None]:
+    while not path.exists():
+        yield False
 
 
 def _answer_all(opened: _Opened, name: str, exchange: Path, execution: Execution) -> Generator[bool, None, Outcome]:
@@ -232,14 +252,24 @@ def _answer_all(opened: _Opened, name: str, exchange: Path, execution: Execution
     return _predict(opened, site, retry_unfinished(site.finish, final), execution)
 
 
-def _write_records(folder: Path, runs: Mapping[str, _Opened], facts: Mapping[str, Any]) -> Path:
-    """Write the scores of a site, once it has the predictions of all runs, and return their file."""
+def _write_records(
+    folder: Path,
+    runs: Mapping[str, _Opened],
+    facts: Mapping[str, Any],
+    chosen: Sequence[str],
+    file: str = scores.FILE,
+) -> Path:
+    """Write the scores of the ``chosen`` runs of a site, once it has their predictions, and return their file."""
     opened = next(iter(runs.values()))
     federation = open_one(opened.federation.path, "federation")
-    made = {name: open_one(each.folder / "predictions", "predictions") for name, each in runs.items()}
-    agreed = scores.Agreed.read(federation)
-    found = scores.make_records(agreed, made, opened.client, folder, int(facts["fewest"]))
-    path = folder / scores.FILE
+    made = {
+        run: open_one(runs[run.name].folder / "predictions", "predictions")
+        for run in several.read_names(federation.manifest.request)
+        if run.name in chosen
+    }
+    agreed, split = scores.Agreed.read(federation), "validation" if file == scores.VALIDATION else "test"
+    found = scores.make_records(agreed, made, opened.client, folder, int(facts["fewest"]), split)
+    path = folder / file
     whole = SiteRecords(client_records.VERSION, federation.manifest.fingerprint, opened.client, found)
     client_records.write(path, whole)
     return path
@@ -279,7 +309,7 @@ def answer_message(asked: AnswerMessage) -> Path:
             made = _predict(opened, site, site.finish(message), asked.execution).path
             if "" in runs or not all(is_artifact(each.folder / "predictions") for each in runs.values()):
                 return made
-            stored = _write_records(folder, runs, facts)
+            stored = _write_records(folder, runs, facts, [*runs])
         else:
             stored = site.answer(message)
         if asked.out is None:

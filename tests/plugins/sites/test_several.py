@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from helpers import error_text
+from pflcli import agree_on_columns, summarize_columns
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.commands.compare import compare
@@ -178,7 +179,7 @@ def test_no_scores_at_all_are_an_error(world, played, tmp_path):
 def test_few_test_samples_are_withheld(world, played, tmp_path):
     def withhold(site, path):
         opened, facts = site_module._reopen(world / f"site {site}")
-        shutil.copy(site_module._write_records(world / f"site {site}", opened, {**facts, "fewest": 5}), path)
+        shutil.copy(site_module._write_records(world / f"site {site}", opened, {**facts, "fewest": 5}, [*opened]), path)
 
     send_again(world, tmp_path, withhold)
     text = (tmp_path / "real" / "comparison" / "table.md").read_text()
@@ -254,3 +255,93 @@ def test_a_named_method_that_cannot_run_among_sites_is_an_error(world, tmp_path)
         create_federation(tmp_path / "c", tmp_path / "fed", methods="fedavg,pooled", execution=ONE)
     made = create_federation(tmp_path / "c", tmp_path / "fed", methods="all", execution=ONE)
     assert "seed-0/pooled" not in made.request["runs"]
+
+
+def test_trials_are_chosen_by_validation_samples_before_any_test_score_is_sent(world, tmp_path, monkeypatch):
+    agreed = tmp_path / "agreed.toml"
+    for site in SITES:
+        own = import_data(
+            world / f"{site}.csv", tmp_path / f"own {site}", label="outcome", client="none", standardize=True
+        )
+        summarize_columns(own, tmp_path / f"{site}.json", client=site, sites=SITES)
+    agree_on_columns([tmp_path / f"{site}.json" for site in SITES], agreed)
+    fed = create_federation(agreed, tmp_path / "fed", methods="fedavg,local", tune=3, seeds=[0, 1],
+                            options={"local": {"epochs": 2}}, execution=ONE, **SETTINGS).path  # fmt: skip
+    folders, take_turns, played = {site: tmp_path / f"site {site}" for site in SITES}, several.take_turns, []
+    for site in SITES:
+        data = import_data(world / f"{site}.csv", tmp_path / f"data {site}", like=fed)
+        check_site(partition(data, tmp_path / f"p {site}", like=fed, client=site), fed, folders[site], fewest=0)
+
+    def wait(inbox, hub):
+        for site in inbox.missing:
+            place = hub.place_of(site)
+            number = find_last_question(place)
+            answer_message(folders[site], question_file(place, number), out=answer_file(place, number), execution=ONE)
+        inbox.look(is_last=True)
+        return ()
+
+    def finish(plays):
+        ended, is_first = take_turns(plays), not played
+        played.append([*plays])
+        for site in SITES:
+            place = folder_of(tmp_path / "exchange", [*SITES], site)
+            for name in plays:
+                final = folder_of(tmp_path / "exchange", [*SITES], site, name) / "final.msg"
+                answer_message(folders[site], final, execution=ONE)
+            file, chosen = (scores.VALIDATION, [*plays]) if is_first else (scores.FILE, None)
+            if chosen is None:
+                chosen = scores.read_choice(place / scores.CHOICE, open_one(fed))
+            shutil.copy(
+                site_module._write_records(folders[site], *site_module._reopen(folders[site]), chosen, file), place
+            )
+        return ended
+
+    monkeypatch.setattr("pflcli.plugins.sites.federation._wait", wait)
+    monkeypatch.setattr(several, "take_turns", finish)
+    made = run_federation(fed, tmp_path / "exchange", tmp_path / "real", execution=ONE)
+    first, later = played
+    assert first == [f"seed-0/{method}@{number}" for method in ("fedavg", "local") for number in (1, 2, 3)]
+    choice = json.loads((tmp_path / "real" / scores.CHOICE).read_text())["trials"]
+    for method in ("fedavg", "local"):
+        value = {}
+        for number in (1, 2, 3):
+            right, count = 0, 0
+            for site in SITES:
+                own = predictions.read(
+                    open_one(folders[site] / f"seed-0/{method}@{number}" / "predictions"), "validation"
+                )
+                right, count = right + int((own.parts["p"].argmax(axis=1) == own.y).sum()), count + len(own.y)
+            value[f"{method}@{number}"] = right / count
+        assert choice[method] == max(value, key=value.get)
+    assert later == [f"seed-1/{trial}" for trial in choice.values()]
+    assert made["runs"] == 4
+    assert {*read_numbers(tmp_path / "real" / "comparison")} == {"fedavg", "local"}
+    text = (tmp_path / "real" / "comparison" / "table.md").read_text()
+    assert "chosen among trials by accuracy on validation samples of the first seed" in text
+    sent = json.loads(next(tmp_path.glob("exchange/000-*/records.json")).read_text())
+    assert sorted((run["label"], run["seed"]) for run in sent["runs"]) == [
+        (method, seed) for method in ("fedavg", "local") for seed in (0, 1)
+    ]
+    # Once it is made, a choice is not made again, whatever the scores are.
+    monkeypatch.setattr(several, "take_turns", take_turns)
+    for path in tmp_path.glob("exchange/*/validation.json"):
+        path.unlink()
+    assert run_federation(fed, tmp_path / "exchange", tmp_path / "real", execution=ONE) == made
+
+
+@pytest.mark.parametrize(
+    "trials",
+    [{"fedavg": "fedavg@1"}, {"fedavg": "fedavg@1", "local": "local@9"}, {"fedavg": "local@1", "local": "fedavg@1"}],
+)
+def test_a_choice_of_other_trials_is_refused(trials):
+    names = [
+        several.RunName(f"seed-0/{method}@{number}", 0, method, f"{method}@{number}")
+        for method in ("fedavg", "local")
+        for number in (1, 2)
+    ]
+    assert several.list_chosen(names, {"fedavg": "fedavg@2", "local": "local@1"}) == [
+        "seed-0/fedavg@2",
+        "seed-0/local@1",
+    ]
+    with pytest.raises(InputError, match="the choice"):
+        several.list_chosen(names, trials)
