@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pflcli.plugins.replay.replay import replay
     from pflcli.plugins.sites.columns.commands import agree_on_columns, summarize_columns
     from pflcli.plugins.sites.federation import check_federation, create_federation, run_federation
+    from pflcli.plugins.sites.join import join_federation
     from pflcli.plugins.sites.site import answer_message, check_site, serve_site
     from pflcli.plugins.tracking.live import Tracker
     from pflcli.plugins.tracking.track import track
@@ -68,6 +69,7 @@ __all__ = [
     "extract",
     "import_data",
     "import_predictions",
+    "join_federation",
     "new",
     "new_client",
     "partition",
@@ -108,6 +110,7 @@ _MODULES = {
     **dict.fromkeys(("agree_on_columns", "summarize_columns"), "plugins.sites.columns.commands"),
     **dict.fromkeys(("check_federation", "create_federation", "run_federation"), "plugins.sites.federation"),
     **dict.fromkeys(("answer_message", "check_site", "serve_site"), "plugins.sites.site"),
+    "join_federation": "plugins.sites.join",
 }
 """The modules that define public names, if they are not named like a module of ``commands``."""
 for _name, _module in _MODULES.items():

@@ -20,7 +20,7 @@ export OMP_NUM_THREADS=1 FLWR_HOME=$at/home FLWR_TELEMETRY_ENABLED=0 FLWR_DISABL
 PATH=$environment/bin:$PATH
 
 for hospital in $hospitals; do
-  "$pfl" site check "$runs/$hospital/partition" "$runs/fed" -o "$at/sites/$hospital" -q > /dev/null
+  "$pfl" site check "$runs/$hospital/site/partition" "$runs/fed" -o "$at/sites/$hospital" -q > /dev/null
 done
 
 # Certificates of the server, by an authority of our own, and a key for each site, which stays there.

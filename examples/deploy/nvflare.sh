@@ -16,7 +16,7 @@ environment=${NVFLARE_ENVIRONMENT:-$at/environment}
 export OMP_NUM_THREADS=1
 
 for hospital in $hospitals; do
-  pfl site check "$runs/$hospital/partition" "$runs/fed" -o "$at/sites/$hospital" -q > /dev/null
+  pfl site check "$runs/$hospital/site/partition" "$runs/fed" -o "$at/sites/$hospital" -q > /dev/null
 done
 
 # The coordinator: the server of pfl, and that of NVFlare. A site sets PFL and PFL_SITE where its client is started.

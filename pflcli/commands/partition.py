@@ -7,30 +7,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from pflcli.artifacts import codebook
 from pflcli.artifacts.codebook import Codebook
-from pflcli.artifacts.kinds import federation as federations
 from pflcli.artifacts.kinds import partition as artifact
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.core import config, datasets, foreign, registry, rng, schemes, sources
+from pflcli.core import config, datasets, foreign, plugins, registry, rng, schemes, sources
 from pflcli.core.datasets import SPLITS, Samples
-from pflcli.core.errors import InputError, UsageError, closest
+from pflcli.core.errors import UsageError
 from pflcli.core.execution import Execution
 from pflcli.core.schemes import Scheme
 from pflcli.core.simulation import heterogeneity
 from pflcli.core.splits import FRACTIONS, FRACTIONS_BESIDE_TEST, require_task
 from pflcli.core.tasks import CLASSES, Labels
-from pflcli.core.wording import counted, listed
+from pflcli.core.wording import counted
 from pflcli.data.preparation import imported_dataset, preprocessing
-from pflcli.data.preparation.deal import Deal, assemble, select_part
+from pflcli.data.preparation.deal import Deal, select_part
 from pflcli.data.preparation.poison import Poison
 from pflcli.options.function import command
 from pflcli.options.partition import Partition
@@ -58,7 +56,9 @@ def partition(asked: Partition) -> Outcome:
     ('partition', 6)
     """
     if asked.like is not None or asked.client is not None:
-        return _partition_site(asked)
+        if (partition_site := plugins.load("KINDS", "federation", "partition")) is None:
+            raise UsageError(f"--like is not available: {plugins.why_missing('federation')}")
+        return cast(Outcome, partition_site(asked))
     execution, dataset = asked.execution.reading(asked.root), str(asked.dataset)
     deal = Deal(
         asked.scheme,
@@ -73,7 +73,7 @@ def partition(asked: Partition) -> Outcome:
     )
     deal.check(asked.fractions)
     source, splitter = imported_dataset.open_dataset(dataset), schemes.load(asked.scheme)
-    samples, cfg, dataset_cfg = _load_samples(
+    samples, cfg, dataset_cfg = load_samples(
         dataset, source, splitter, deal, asked.options or {}, asked.root, asked.download
     )
     if asked.standardize_target == "client":
@@ -99,94 +99,11 @@ def partition(asked: Partition) -> Outcome:
         if samples.scaling is not None:
             result, known = preprocessing.scale_partition(result, known, samples.scaling)
         artifact.write(writer, result, known)
-        summary = _summary(result, samples, len(select_part(len(samples.y), *asked.part)), asked.seed)
+        summary = summarize(result, samples, len(select_part(len(samples.y), *asked.part)), asked.seed)
         _report(summary, result, samples, execution)
         return Built(summary, {})
 
-    return make(asked.out, spec, execution, build, needed_bytes=len(samples.y) // asked.part[1] * _width(samples))
-
-
-def _partition_site(asked: Partition) -> Outcome:
-    """Return the partition of one client of the federation ``like``, whose other clients have no samples."""
-    if asked.like is None or asked.client is None:
-        raise UsageError(
-            "--like and --client belong together", "pfl partition DATA --like FEDERATION --client NAME -o DIR"
-        )
-    decided = ("scheme", "clients", "min_samples", "fractions", "keep_test", "new_clients", "part", "poison", "seed")
-    for name in (*decided, "standardize_target"):
-        if getattr(asked, name) != getattr(Partition, name):
-            word = name.replace("_", "-")
-            raise UsageError(f"--{word} has no effect with --like: the federation decides", f"leave out --{word}")
-    federation, dataset = open_one(asked.like, "federation"), str(asked.dataset)
-    split, names = federation.manifest.request["split"], federations.client_names(federation)
-    if asked.client not in names:
-        raise UsageError(f"{federation.path} has no client '{asked.client}'", closest(asked.client, names))
-    source, splitter = imported_dataset.open_dataset(dataset), schemes.load("natural")
-    deal = Deal("natural", None, 0, 0.0, 1.0, (1, 1), split["seed"])
-    samples, cfg, dataset_cfg = _load_samples(
-        dataset, source, splitter, deal, asked.options or {}, asked.root, asked.download
-    )
-    rows = np.arange(len(samples.y))
-    if samples.owner is not None and len(owners := np.unique(samples.owner)) > 1:
-        if asked.client not in owners:
-            raise UsageError(
-                f"{dataset} has {len(owners)} clients, none of them '{asked.client}'", "import one client's data"
-            )
-        rows = np.flatnonzero(samples.owner == asked.client)
-    book = codebook.read(federation) if source is None else codebook.read(source)
-    _require_form(federation, dataset, samples, samples.features or book.features)
-    fractions: tuple[float, float, float] = tuple(split["fractions"])
-    request = {
-        "dataset": dataset if source is None else "imported",
-        **deal.request(samples, cfg, dataset_cfg, fractions, keep_test=split["keep_test"]),
-        "federation": federation.manifest.fingerprint,
-        "client": asked.client,
-    }
-    inputs = () if source is None else (source.as_input("dataset", Path(asked.out)),)
-
-    def build(writer: ArtifactWriter) -> Built:
-        chosen = samples if split["keep_test"] else replace(samples, is_test=None)
-        parts = [rows if name == asked.client else rows[:0] for name in names]
-        labels = Labels(samples.classes, **federation.manifest.request.get("task", {}))
-        result = replace(assemble(chosen, parts, fractions, split["seed"]), names=names, labels=labels)
-        known = replace(book, clients=tuple(names))
-        if samples.scaling is not None:
-            result, known = preprocessing.scale_partition(result, known, samples.scaling)
-        artifact.write(writer, result, known)
-        sizes = dict(zip(SPLITS, result.sizes.sum(axis=0).tolist(), strict=True))
-        asked.execution.reporter.say(
-            f"{counted(len(result.y), 'sample')} of client '{asked.client}': {sizes['train']} for training, "
-            f"{sizes['validation']} for validation, {sizes['test']} for test"
-        )
-        return Built(_summary(result, samples, len(samples.y), split["seed"]), {})
-
-    spec = ArtifactSpec("partition", request, inputs, code={"schemes/natural": sources.code_hash("schemes", "natural")})
-    execution = asked.execution.reading(asked.root, federation.path)
-    return make(asked.out, spec, execution, build, needed_bytes=len(samples.y) * _width(samples))
-
-
-def _require_form(federation: Artifact, dataset: str, samples: Samples, features: Sequence[str]) -> None:
-    """Raise InputError if samples do not have the shape, classes and ``features`` of a federation, or test samples."""
-    form, expected = federation.manifest.request["form"], codebook.read(federation).features
-    if federation.manifest.request["split"]["keep_test"] and samples.is_test is None:
-        raise InputError(f"{dataset} has no published test samples, which the federation keeps")
-    task = federation.manifest.request.get("task", {"kind": CLASSES})["kind"]
-    if (CLASSES if samples.task is None else samples.task.kind) != task:
-        raise InputError(
-            f"{dataset} has labels of another task than {federation.path}, which is for {task}",
-            f"pfl import FILE --like {federation.path} -o DIR",
-        )
-    if list(samples.x.shape[1:]) != form["shape"] or samples.classes != form["classes"]:
-        shape = f"{list(samples.x.shape[1:])} and {samples.classes} classes"
-        raise InputError(
-            f"{dataset} has samples of shape {shape}; {federation.path} has {form['shape']} and {form['classes']}",
-            f"pfl import FILE --like {federation.path} -o DIR",
-        )
-    if expected and features and expected != features:
-        raise InputError(
-            f"{dataset} has other features than {federation.path}: {listed(features)} against {listed(expected)}",
-            f"pfl import FILE --like {federation.path} -o DIR",
-        )
+    return make(asked.out, spec, execution, build, needed_bytes=len(samples.y) // asked.part[1] * sample_width(samples))
 
 
 def _new_clients(chosen: float | str | Sequence[str]) -> float | tuple[str, ...]:
@@ -202,12 +119,12 @@ def _code_files(scheme: str, dataset: str, source: Artifact | None) -> list[str]
     return [f"schemes/{scheme}", *([f"datasets/{dataset}"] if is_own else [])]
 
 
-def _width(samples: Samples) -> int:
+def sample_width(samples: Samples) -> int:
     """Return the bytes of a sample on disk, where features are float32."""
     return min(samples.x.itemsize, 4) * math.prod(samples.x.shape[1:])
 
 
-def _load_samples(
+def load_samples(
     dataset: str,
     source: Artifact | None,
     splitter: Scheme,
@@ -275,7 +192,8 @@ def _report_split(result: artifact.Partition, samples: Samples, execution: Execu
         )
 
 
-def _summary(result: artifact.Partition, samples: Samples, total: int, seed: int) -> dict[str, Any]:
+def summarize(result: artifact.Partition, samples: Samples, total: int, seed: int) -> dict[str, Any]:
+    """Return the summary of a partition made of ``total`` samples; pairs of clients are drawn from the ``seed``."""
     sizes = result.sizes.sum(axis=1)
     return {
         "clients": len(result.names),

@@ -13,7 +13,8 @@ name; a text such as ``show:table`` in them is an object in a module of the fold
 ``KINDS``
     kinds of artifacts, each with the ``module`` that describes its files (``artifacts.kinds.Kind``), and functions of
     an artifact: ``print`` prints its table, ``facts`` returns what ``pfl show --json`` adds, ``section`` what a page
-    shows; and of a file in TOML: ``like`` returns what ``pfl import --like`` takes over from it
+    shows; and of a file in TOML: ``like`` returns what ``pfl import --like`` takes over from it; ``partition`` makes
+    what ``pfl partition --like`` asks for
 ``SCORES``
     scores of predictions beside those of the table, each by the name of the option of ``evaluate`` and ``compare`` that
     asks for them (``evaluation/added_scores.py``): functions that ``parse`` its value, ``require`` that it suits a

@@ -29,7 +29,7 @@ from pflcli.options.declaration import (
 )
 
 
-def _as_source(value: Any) -> str:
+def as_source(value: Any) -> str:
     """Return ``data`` as a user types it: a path, or a format and a path."""
     form = re.match("[a-z]+:(?=.)", str(value))
     if form is None or Path(value).exists():
@@ -39,7 +39,7 @@ def _as_source(value: Any) -> str:
 
 def _as_sources(value: Any) -> str | list[str]:
     """Return ``data`` as a user types it: one word per file."""
-    return _as_source(value) if isinstance(value, Path | str) else [_as_source(each) for each in value]
+    return as_source(value) if isinstance(value, Path | str) else [as_source(each) for each in value]
 
 
 _FORMATS = [f" {facts['words']} reads {facts['title']}." for _, facts in plugins.added("FORMATS").values()]

@@ -106,6 +106,7 @@ KINDS = {
     ("federation", "create"): "predictions",
     ("federation", "check"): "federation",
     ("federation", "run"): "federation",
+    ("site", "join"): "federation",
     ("site", "check"): "partition",
     ("site", "check", "p"): "federation",
     ("show",): " ".join(kinds.schemas()),

@@ -70,6 +70,7 @@ WITHOUT_KILLS = {
         ("federation run", "site check", "site serve", "site answer"),
         "tests/plugins/sites kills server and sites before each write",
     ),
+    "site join": "it is import, partition and site check; tests/plugins/sites/test_join.py interrupts it",
     "federation create": "it writes one small file, as partition writes large ones",
     **dict.fromkeys(("federation columns", "site columns", "site release"), "it writes one small file, in one step"),
     **dict.fromkeys(("federation check", "federation status"), "it prints"),

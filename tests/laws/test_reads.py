@@ -85,7 +85,7 @@ ARTIFACTS = {"source", "sources", "arriving", "references"}
 """Arguments: inputs, which test_placing holds to the same law."""
 NO_ARTIFACT = {
     *("predict", "export", "replay", "report", "track", "federation columns", "federation run"),
-    *("site answer", "site check", "site columns"),
+    *("site answer", "site check", "site columns", "site join"),
 }
 """Commands that replace a single file, or that write nothing but files of their own to a folder."""
 

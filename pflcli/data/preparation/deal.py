@@ -105,7 +105,9 @@ class Deal:
         if self.new_clients:
             result = replace(result, new=_choose_new_clients(result, self.new_clients, self.seed))
         if samples.task is not None:
-            result = replace(result, labels=Labels.of(samples.task.fitted_by_client(result.list_training_labels())))
+            keeps = samples.task.is_fitted and not samples.task.by_client  # to the labels that data are --like
+            task = samples.task if keeps else samples.task.fitted_by_client(result.list_training_labels())
+            result = replace(result, labels=Labels.of(task))
         if result.new is not None and self.new_capacity < 1:
             result = client_splits.keep_fraction(result, np.flatnonzero(result.new), self.new_capacity, self.seed)
         return result if self.poison is None else self.poison.apply(result, self.seed)

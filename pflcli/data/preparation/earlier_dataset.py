@@ -40,7 +40,7 @@ class Earlier:
         """The columns and classes that new data must have; a dataset of pfl has a column for each feature."""
         columns = self.book.columns or tuple(Column(name) for name in self.book.features)
         columns = columns[:-1] if self.series() else columns  # the last one of a window is the label
-        return Like(self.name, self.book.classes, columns)
+        return Like(self.name, self.book.classes, columns, self.request.get("spellings", {}))  # those of a federation
 
     @property
     def standardize(self) -> str:

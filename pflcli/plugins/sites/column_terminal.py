@@ -40,7 +40,8 @@ def _describe(facts: Mapping[str, Any]) -> Iterator[str]:
             missing = f"about {each['lacking']}" if each.get("lacking") else "a few" if each.get("has_missing") else "0"
         content = ", ".join(f"{pair['word']} {pair['rows']}" for pair in each.get("words", ()))
         if "mean" in each:
-            content = ", ".join(f"{name} {each[name]:.10g}" for name in ("mean", "deviation", "median"))
+            numbers = [f"{name} {each[name]:.10g}" for name in ("mean", "deviation", "median") if name in each]
+            content = ", ".join([*([each["task"]] if "task" in each else []), *numbers])
         cells.append([each["name"], each["kind"], each.get("unit", ""), missing, content])
     widths = [min(_MAX_WIDTH, max(map(len, column))) for column in zip(*cells, strict=True)]
     for row in cells:
@@ -58,8 +59,10 @@ def show_agreement(
         execution.reporter.say(f"{counted(facts['columns'], 'column')}; training samples: {samples}")
         for line in facts["remarks"]:
             execution.reporter.say(line)
-        execution.reporter.say(f"each site imports its table again: pfl import TABLE --like {facts['path']} -o DIR")
-        execution.reporter.say(f"choose what they run: pfl federation create {facts['path']} --method NAME -o DIR")
+        execution.reporter.say(f"choose what sites run: pfl federation create {facts['path']} --method NAME -o FED")
+        execution.reporter.say(
+            "each site joins with the table that it summarized: pfl site join FED --data TABLE -o DIR"
+        )
     _show_path(facts, asked, execution, as_json=as_json, quiet=quiet)
 
 

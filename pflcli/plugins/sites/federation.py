@@ -147,7 +147,8 @@ def _start_from_table(asked: CreateFederation) -> Start:
         "seed": agreed.seed,
         **({} if agreed.fractions[2] else {"keep_test": ""}),
     }
-    summary = {"shape": [len(book.features)], "type": "float32", "classes": len(book.classes)}
+    task = {} if earlier.labels is None else earlier.labels.facts()
+    summary = {"shape": [len(book.features)], "type": "float32", "classes": len(book.classes), **task}
     manifest = Manifest("partition", partitions.SCHEMA, earlier.digest, dealt, (), {}, {}, summary, {})
     partition, lineage = Artifact(Path(earlier.name), manifest), {"backbone": None}
     seed, runs, code = run_request.choose_seed(asked.seed, partition), dict[str, dict[str, Any]](), dict[str, str]()
@@ -171,7 +172,7 @@ def _start_from_table(asked: CreateFederation) -> Start:
         code=code,
         partition=partition,
         train=[*agreed.sites.values()],
-        imported=dict(earlier.request),
+        imported={**earlier.request, **({"spellings": agreed.spellings} if agreed.spellings else {})},
         book=replace(book, clients=tuple(agreed.sites)),
     )
 

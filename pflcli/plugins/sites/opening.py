@@ -38,6 +38,10 @@ from pflcli.workflow.training.run_spec import RunSpec
 
 _MARK = "deployment.json"
 """The file that marks the folder of a server or a site."""
+JOINED = ("data", "partition")
+"""What ``pfl site join`` makes in the folder of a site, before it is marked."""
+_CHANGEABLE = ("paths", "sends_records", "fewest")
+"""The facts of a site's folder that a person may change: where things are, and what more it sends."""
 _RUN = re.compile(r"seed-\d{1,10}/[A-Za-z0-9_-]+(@[A-Za-z0-9_-]+)?")
 """The name of a run of several: the folder in which ``pfl compare`` makes it."""
 _RUN_KEYS = {"label", "method", "options", "settings", "seed", "agreement", "exchange", "then"}
@@ -294,16 +298,9 @@ def open_site(
 
 
 def claim(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Mark a folder as that of a server or site; raises ConflictError if it has other files, or another mark."""
+    """Mark a folder as that of a server or site; raises ConflictError as ``require_free`` does."""
+    require_free(folder, facts)
     path = folder / _MARK
-    if path.is_file():
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        if any(stored.get(key) != facts[key] for key in facts if key not in ("paths", "sends_records")):
-            raise ConflictError(
-                f"{folder} belongs to another {stored.get('role')} or federation", "choose another --out"
-            )
-    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConflictError(f"{folder} contains other files", "choose another --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp")
@@ -311,6 +308,27 @@ def claim(folder: Path, facts: Mapping[str, Any]) -> None:
         temporary.replace(path)
     except OSError as error:
         raise disk.write_error(f"cannot write {path}", folder.parent, error) from None
+
+
+def require_free(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Raise ConflictError for a folder with other ``facts`` in its mark, or without one but with other files."""
+    if has_mark(folder):
+        stored = json.loads((folder / _MARK).read_text(encoding="utf-8"))
+        if any(stored.get(key) != value for key, value in facts.items() if key not in _CHANGEABLE):
+            raise ConflictError(
+                f"{folder} belongs to another {stored.get('role')} or federation", "choose another --out"
+            )
+    elif folder.exists() and not (folder.is_dir() and all(_is_joined(each) for each in folder.iterdir())):
+        raise ConflictError(f"{folder} contains other files", "choose another --out")
+
+
+def has_mark(folder: Path) -> bool:
+    """Return whether a folder is that of a server or site."""
+    return (folder / _MARK).is_file()
+
+
+def _is_joined(path: Path) -> bool:
+    return path.name in JOINED or any(path.name.startswith(f"{name}.partial") for name in JOINED)
 
 
 def read_claim(folder: Path, role: str, command: str) -> dict[str, Any]:

@@ -40,6 +40,12 @@ COMMANDS = {
         "function": "columns.commands:summarize_columns",
         "terminal": "column_terminal:SUMMARY",
     },
+    "site join": {
+        "panel": "Among real sites",
+        "options": "site_options:JoinSite",
+        "function": "join:join_federation",
+        "terminal": "terminal:CHECK",
+    },
     "site check": {
         "panel": "Among real sites",
         "options": "site_options:CheckSite",
@@ -64,4 +70,10 @@ COMMANDS = {
         "terminal": "terminal:ANSWER",
     },
 }
-KINDS = {"federation": {"section": "show:section", "like": "columns.table:read_earlier"}}
+KINDS = {
+    "federation": {
+        "section": "show:section",
+        "like": "columns.table:read_earlier",
+        "partition": "site_partition:partition_site",
+    }
+}

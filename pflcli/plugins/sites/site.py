@@ -108,13 +108,17 @@ def check_site(asked: CheckSite) -> dict[str, Any]:
     for opened in runs.values():
         opening.require_derived(opened.federation, opened.terms)
     opened = next(iter(runs.values()))
+    _require_same_scales(agreed, own)
     train = int(opened.data.sizes[:, 0].sum())
-    declared = agreed.manifest.request["train"][opened.terms.sites[opened.client][0]]
+    clients = dict(zip(opened.terms.sites, agreed.manifest.request["train"], strict=True))
+    declared = clients[opened.client]
     if not train:
         raise InputError(f"{own.path} has no training samples of client '{opened.client}'")
     if train != declared and "agreement" in opened.federation.manifest.request:
+        others = [name for name, count in clients.items() if count == train]
         raise InputError(
-            f"{own.path} has {train} training samples of client '{opened.client}', and sites agreed on {declared}",
+            f"there are {train} training samples of client '{opened.client}', and sites agreed on {declared}",
+            f"is it the table of '{others[0]}'?" if len(others) == 1 else "",
             "import the table that was summarized; for another one, all sites agree again (pfl federation columns)",
         )
     opening.claim(
@@ -173,9 +177,21 @@ def _open(folder: Path, federation: Artifact, partition: Artifact, *, sends_reco
     }
 
 
+def _require_same_scales(federation: Artifact, partition: Artifact) -> None:
+    """Raise InputError, with the column and both numbers, for samples that were not scaled as sites agreed on."""
+    fix = f"pfl import TABLE --like {federation.path} -o DIR, and partition that"
+    book, agreed = codebook.read(partition), codebook.read(federation)
+    by_client = "client" in str(federation.manifest.request["import"].get("standardize") or "")
+    if by_client and not book.scales:
+        raise InputError(f"{partition.path} is not standardized by client, as {federation.path} is", fix)
+    # Without a pilot, each site alone knows its own scales.
+    scales = () if by_client and not agreed.scales else ("mean", "sd")
+    codebook.require_same(partition, federation, "classes", "features", "median", *scales, fix=fix)
+
+
 def _reopen(folder: Path) -> tuple[dict[str, _Opened], dict[str, Any]]:
     """Open the folder of a site; raises InputError if it is none, or its artifacts are gone."""
-    facts = opening.read_claim(folder, "site", "pfl site check PARTITION FEDERATION -o DIR")
+    facts = opening.read_claim(folder, "site", "pfl site join FEDERATION --data TABLE -o DIR")
     federation, partition = (
         open_one(Path(os.path.normpath(folder / path)), kind)
         for path, kind in zip(facts["paths"], ("federation", "partition"), strict=True)

@@ -3,13 +3,82 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 import typer
 
-from pflcli.options.declaration import ArtifactPath, FilePath, OptionalPath, Options, artifact_argument, out_option
+from pflcli.options.declaration import (
+    ArtifactPath,
+    FilePath,
+    FoldCase,
+    LabelMap,
+    OptionalPath,
+    Options,
+    SplitColumn,
+    TableOptions,
+    Typed,
+    artifact_argument,
+    out_option,
+)
+from pflcli.options.import_data import as_source
 
-SiteFolder = Annotated[FilePath, typer.Argument(help="The folder that pfl site check made.", metavar="DIR")]
+SiteFolder = Annotated[
+    FilePath, typer.Argument(help="The folder that pfl site join or pfl site check made.", metavar="DIR")
+]
+
+Fewest = Annotated[
+    int,
+    typer.Option(
+        help="Send no scores of fewer test samples than this many, but their number; for several methods.",
+        min=0,
+        metavar="N",
+    ),
+]
+WithoutRecords = Annotated[bool, typer.Option("--without-records", help="Send no records, on which no model depends.")]
+
+
+@dataclass(frozen=True)
+class JoinSite(TableOptions):
+    """Import a site's own table, split it, and make the site's folder: all before `pfl site serve`; sends nothing.
+
+    It shows what `pfl site check` shows: what the site is asked to compute, and all that will leave it. DIR has the
+    imported samples as `data` and their split as `partition`. The same command continues where it was interrupted.
+
+    Examples:
+        pfl site join fed --data own.csv --client charite -o site
+        pfl site join fed --data charite.xlsx --sheet 2024 --na unknown -o site
+    """
+
+    NAME: ClassVar[str] = "site join"
+    HAS_DRY_RUN: ClassVar[bool] = False
+    HAS_FORCE: ClassVar[bool] = False
+
+    federation: Annotated[ArtifactPath, artifact_argument("Take part in this federation.", "federation")]
+    out: Annotated[FilePath, out_option("Make the folder of the site here.")]
+    _: KW_ONLY
+    data: Annotated[
+        Path | str,
+        Typed(str, text=as_source),
+        typer.Option(
+            help="Take part with these samples: whatever `pfl import` reads, such as a table, or what it, or `pfl"
+            " partition`, made.",
+            metavar="DATA",
+        ),
+    ]
+    client: Annotated[
+        str | None,
+        typer.Option(
+            help="Take part as this client of the federation.",
+            metavar="NAME",
+            show_default="the one with the name of the file",
+        ),
+    ] = None
+    split_column: SplitColumn = None
+    fold_case: FoldCase = None
+    label_map: LabelMap = None
+    without_records: WithoutRecords = False
+    fewest: Fewest = 5
 
 
 @dataclass(frozen=True)
@@ -32,17 +101,8 @@ class CheckSite(Options):
     federation: Annotated[ArtifactPath, artifact_argument("Take part in this federation.", "federation")]
     out: Annotated[FilePath, out_option("Make the folder of the site here.")]
     _: KW_ONLY
-    without_records: Annotated[
-        bool, typer.Option("--without-records", help="Send no records, on which no model depends.")
-    ] = False
-    fewest: Annotated[
-        int,
-        typer.Option(
-            help="Send no scores of fewer test samples than this many, but their number; for several methods.",
-            min=0,
-            metavar="N",
-        ),
-    ] = 5
+    without_records: WithoutRecords = False
+    fewest: Fewest = 5
 
 
 @dataclass(frozen=True)

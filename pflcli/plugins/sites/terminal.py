@@ -76,6 +76,7 @@ def _describe(facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"WARNING: {facts['train']} training samples, the federation knows {facts['declared_train']}{at_most}"
     if facts["other_packages"]:
         yield f"WARNING: {facts['other_packages']}: last bits may differ from the simulation"
+    yield f"this command sends nothing; to take part: pfl site serve {facts['path']} --at DIR"
 
 
 def _list_tensors(runs: Mapping[str, Mapping[str, Any]], methods: int) -> Iterator[str]:

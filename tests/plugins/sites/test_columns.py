@@ -500,10 +500,7 @@ def test_a_summary_that_cannot_be_made(tmp_path, own, asked, error, words):
     assert not (tmp_path / "s.json").exists()
 
 
-def test_quantities_and_arrays_are_refused(tmp_path, own):
-    made = import_data(own["cleveland"], tmp_path / "d", label="age", client="none", missing="median", task="quantity")
-    with pytest.raises(InputError, match="quantity"):
-        summarize_columns(made, tmp_path / "s.json", client="cleveland", sites=SITES)
+def test_arrays_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.random.default_rng(0).normal(size=(30, 3)), y=np.arange(30) % 2)
     made = import_data(tmp_path / "a.npz", tmp_path / "a", client="none", label="y")
     with pytest.raises(InputError, match="no table"):

@@ -24,18 +24,28 @@ RELAYS = {"flower": "flwr", "nvflare": "nvflare"}
 """The program of each relay; FLOWER_ENVIRONMENT and NVFLARE_ENVIRONMENT are the environments with them."""
 
 
+def run_script(name, folder):
+    """Run a script of examples/deploy, and return what it printed."""
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    words = ["bash", DEPLOY / f"{name}.sh", folder]
+    ran = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.mark.long
+def test_hospitals_whose_tables_differ_have_the_bytes_of_the_simulation(tmp_path):
+    assert run_script("study", tmp_path / "runs").splitlines()[-1].endswith("in the simulation: 0")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("relay", RELAYS)
 def test_a_relay_gives_the_bytes_of_the_exchange_by_a_folder(relay, tmp_path):
     environment = os.environ.get(f"{relay.upper()}_ENVIRONMENT", "")
     if not Path(environment, "bin", RELAYS[relay]).exists():
         pytest.skip(f"{relay.upper()}_ENVIRONMENT is no environment with {RELAYS[relay]}")
-    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    for script in ("four_hospitals", relay):
-        words = ["bash", ROOT.parent / "examples" / "deploy" / f"{script}.sh", tmp_path / "runs"]
-        ran = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
-        assert ran.returncode == 0, ran.stderr
-    assert "have the bytes of the exchange by a folder" in ran.stdout
+    printed = [run_script(script, tmp_path / "runs") for script in ("four_hospitals", relay)]
+    assert "have the bytes of the exchange by a folder" in printed[1]
 
 
 NAMES = ("Charité Berlin", "São Paulo", "tiny")

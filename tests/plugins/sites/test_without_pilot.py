@@ -14,6 +14,7 @@ from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.manifest import read as read_manifest
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.core.errors import InputError, UnsuitedError, UsageError
+from pflcli.data.datasets import schools
 from pflcli.plugins.sites.exchange import answer_file, find_last_question, folder_of, question_file
 from pflcli.plugins.sites.federation import run_federation
 
@@ -21,11 +22,10 @@ PARTS = ("train", "train", "validation", "test")
 SETTINGS = {"model": "mlp", "rounds": 3, "participation": 0.7, "lr": 0.05}
 
 
-def agree(at, **changes):
-    """Write the table of each hospital, with another order of columns, and the table that they agree on."""
+def agree(at, read=read_hospital, **changes):
+    """Write the table of each site, with another order of columns, and the table that they agree on."""
     for place, site in enumerate(SITES):
-        rows = read_hospital(site)
-        rows = [{**row, "part": PARTS[n % 4]} for n, row in enumerate(rows)]
+        rows = [{**row, "part": PARTS[n % len(PARTS)]} for n, row in enumerate(read(site))]
         order = list(np.random.default_rng(place).permutation([name for name in rows[0] if name != "part"]))
         order += ["part"] * ("split_column" in changes)
         write_table(at / f"{site}.csv", rows, order)
@@ -35,12 +35,11 @@ def agree(at, **changes):
     return at / "agreed.toml"
 
 
-def simulate(at, agreed, method, **import_options):
-    """Run the method on the tables of all hospitals together, imported by the agreement."""
+def simulate(at, agreed, method, read=read_hospital, **import_options):
+    """Run the method on the tables of all sites together, imported by the agreement."""
     rows = []
     for site in SITES:
-        own = read_hospital(site)
-        rows += [{"hospital": site, **row, "part": PARTS[n % 4]} for n, row in enumerate(own)]
+        rows += [{"hospital": site, **row, "part": PARTS[n % len(PARTS)]} for n, row in enumerate(read(site))]
     order = [name for name in rows[0] if name != "part" or import_options]
     pooled = write_table(at / "pooled.csv", rows, order)
     data = import_data(pooled, at / "pooled", like=agreed, client="hospital", **import_options)
@@ -81,14 +80,36 @@ def agreed(tmp_path_factory):
     return agree(tmp_path_factory.mktemp("agreement"))
 
 
+def read_school(site):
+    """The students of forty schools, with their score as a quantity and, in points of ten, as a count."""
+    samples = schools.load(None)
+    owner = np.unique(samples.owner, return_inverse=True)[1]
+    rows = np.flatnonzero(owner % 16 == SITES.index(site))
+    names = ("ses", "minority", "female", "size")
+    return [
+        {
+            **{name: repr(float(value)) for name, value in zip(names, samples.x[row], strict=False)},
+            "score": repr(float(samples.y[row])),
+            "tens": str(max(round(samples.y[row] / 10), 0)),
+        }
+        for row in rows
+    ]
+
+
+QUANTITY = {"label": "score", "task": "quantity:huber", "unit": "points", "leave_out": "tens"}
+COUNT = {"label": "tens", "task": "count", "leave_out": "score"}
+
+
 @pytest.mark.parametrize(
     ("method", "changes"),
     [
         ("fedavg", {}),
         ("ditto", {"standardize": "client"}),
         ("fedavg", {"missing": "drop", "split_column": "part"}),
+        ("ditto", {"read": read_school, **QUANTITY}),
+        ("fedavg", {"read": read_school, **COUNT}),
     ],
-    ids=["fedavg", "ditto with scales of each site", "fedavg on given splits"],
+    ids=["fedavg", "ditto with scales of each site", "fedavg on given splits", "a quantity", "a count"],
 )
 def test_sites_that_agreed_have_the_bytes_of_the_simulation_of_all_their_tables(method, changes, tmp_path, monkeypatch):
     table, given = agree(tmp_path, **changes), {key: changes[key] for key in ("split_column",) if key in changes}
@@ -97,7 +118,7 @@ def test_sites_that_agreed_have_the_bytes_of_the_simulation_of_all_their_tables(
         join(tmp_path, fed, site, **given)
     assert play(tmp_path, fed, monkeypatch)["rounds"] == 3
     results = [predictions.read(open_one(tmp_path / f"site {site}" / "predictions"), "test") for site in SITES]
-    simulation = simulate(tmp_path, table, method, **given)
+    simulation = simulate(tmp_path, table, method, changes.get("read", read_hospital), **given)
     simulated = predictions.read(open_one(simulation.path), "test")
     for client, own in enumerate(results):
         rows = slice(*simulated.offsets[client : client + 2])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
@@ -41,6 +41,8 @@ class Task(ABC):
     """how ``activate`` predicts, in words"""
     has_intervals: ClassVar[bool] = False
     """whether ``bounds`` gives intervals, which ``--coverage`` calibrates"""
+    FITTED: ClassVar[tuple[str, ...]] = ()
+    """the fields that ``fitted`` changes"""
     least: ClassVar[float] = -np.inf
     """the smallest label that can be, at which intervals begin at the earliest"""
 
@@ -65,6 +67,16 @@ class Task(ABC):
         return cls(unit=unit)
 
     @property
+    def word(self) -> str:
+        """The word by which ``--task`` names it."""
+        return self.kind
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether it has the scale of labels that were there before."""
+        return any(getattr(self, each.name) != each.default for each in fields(self) if each.name in self.FITTED)
+
+    @property
     def size(self) -> float:
         """The size of predictions, by which differences that rounding causes are judged."""
         return 1.0
@@ -72,6 +84,15 @@ class Task(ABC):
     def fitted(self, y: NDArray[Any]) -> Self:
         """Return the task for the training labels ``y`` (n,) of a federation; by default it does not depend on them."""
         return self
+
+    def fitted_to_moments(self, mean: float, deviation: float) -> Self:
+        """Return the task for training labels with this mean and deviation, which sites can tell without their labels.
+
+        Raises UnsuitedError if more than that must be known.
+        """
+        raise UnsuitedError(
+            f"sites cannot agree on labels of the task {self.kind} by their mean and deviation", "--task quantity"
+        )
 
     def scaled_by_client(self) -> Self:
         """Return the task whose labels are standardized by client; raises UsageError if this has no meaning for it."""

@@ -53,6 +53,7 @@ class Count(Task):
     formula: ClassVar[str] = "exp of the output, multiplied by the mean label"
     has_intervals: ClassVar[bool] = True
     least: ClassVar[float] = 0.0
+    FITTED: ClassVar[tuple[str, ...]] = ("mean", "deviance")
 
     mean: float = 1.0
     deviance: float = 1.0
@@ -72,6 +73,14 @@ class Count(Task):
         if not len(y) or not (mean := float(y.mean())):
             return self
         return replace(self, mean=mean, deviance=float(deviances(np.full((len(y), 1), mean), y).mean()) or 1.0)
+
+    def fitted_to_moments(self, mean: float, deviation: float) -> Self:
+        """Return the task for training labels with this mean and deviation.
+
+        The deviance is estimated by Pearson's statistic, the variance divided by the mean, which is near it if counts
+        are not small (McCullagh & Nelder, 1989, section 2.3). Scores alone depend on it, models do not.
+        """
+        return replace(self, mean=mean, deviance=deviation**2 / mean or 1.0) if mean else self
 
     def describe(self, y: NDArray[Any]) -> dict[str, float]:
         """Return the mean; nan without labels."""

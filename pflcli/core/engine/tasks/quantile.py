@@ -77,6 +77,10 @@ class Quantile(Quantity):
         spread = float(quantile_losses(at[None], y, self).mean()) or 1.0
         return replace(super().fitted(y), at=tuple(at.tolist()), spread=spread)
 
+    def fitted_to_moments(self, mean: float, deviation: float) -> Self:
+        """Raise UnsuitedError: the quantiles of labels do not follow from their mean and deviation."""
+        return Task.fitted_to_moments(self, mean, deviation)
+
     def moved(self, shift: float, scale: float) -> Self:
         """Return the task of the labels ``shift + scale * y``."""
         at = tuple(shift + scale * each for each in self.at)

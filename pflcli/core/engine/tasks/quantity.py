@@ -63,6 +63,7 @@ class Quantity(Task):
     score: ClassVar[str] = "R²"
     formula: ClassVar[str] = "the output, multiplied by the deviation of labels, plus their mean"
     has_intervals: ClassVar[bool] = True
+    FITTED: ClassVar[tuple[str, ...]] = ("mean", "deviation")
 
     loss: str = "squared"
     mean: float = 0.0
@@ -79,6 +80,11 @@ class Quantity(Task):
         return cls(unit=unit, loss=option or "squared")
 
     @property
+    def word(self) -> str:
+        """The word by which ``--task`` names it, with the loss unless it is the squared one."""
+        return self.kind if self.loss == "squared" else f"{self.kind}:{self.loss}"
+
+    @property
     def size(self) -> float:
         """The deviation of labels, or their mean if it is larger."""
         return max(self.deviation, abs(self.mean))
@@ -88,6 +94,10 @@ class Quantity(Task):
         if not len(y):
             return self
         return replace(self, mean=float(y.mean()), deviation=float(y.std()) or 1.0)
+
+    def fitted_to_moments(self, mean: float, deviation: float) -> Self:
+        """Return the task for training labels with this mean and deviation."""
+        return replace(self, mean=mean, deviation=deviation or 1.0)
 
     def fitted_by_client(self, labels: Sequence[NDArray[Any]]) -> Self:
         """Return the task for the training labels (n,) of each client that trains a global model.

@@ -10,6 +10,7 @@ from typing import Any
 
 from pflcli.artifacts.codebook import NO_DIALECT
 from pflcli.core.errors import InputError, closest
+from pflcli.core.tasks import CLASSES
 from pflcli.core.wording import listed
 from pflcli.data.formats import sort_words, spellings
 from pflcli.plugins.sites.columns import measures, summary
@@ -69,7 +70,7 @@ def _in_order(found: Sequence[Summary]) -> list[Summary]:
                 remedy = {
                     "sites": "type the same --sites, in the same order, at every site",
                     "seed": "type the same --seed at every site",
-                    "fractions": "either all tables have a --split-column, or none",
+                    "fractions": "either all tables have a --split-column with the same splits, or none",
                 }[what]
                 raise InputError(
                     f"'{each.site}' was summarized with other {what} than '{first.site}': {words[0]} against"
@@ -185,15 +186,30 @@ class _Merger:
                 self._note(site, name, f"is in {column.unit}, and in {unit} at the others", _convert(column.unit, unit))
         base = replace(given, kind=kind, unit=unit)
         if kind == "target":
-            words = () if self.given is None else self.given.classes
-            self.classes = self._merge_words(name, "class", words, columns)
-            return base
+            return self._merge_target(name, base, columns)
         if kind not in ("words", "number"):
             return base
         base = replace(base, has_missing=any(column.has_missing for column in columns.values()))
         if kind == "words":
             return replace(base, words=self._merge_words(name, "word", given.words, columns))
         return self._merge_numbers(name, base, columns)
+
+    def _merge_target(self, name: str, base: TableColumn, columns: Mapping[str, ColumnSummary]) -> TableColumn:
+        """Return the agreed target, with its scale if it is a number; notes sites with another task."""
+        task = base.task if self.given is not None else _most(column.task for column in columns.values())
+        if wrong := {site: column for site, column in columns.items() if column.task != task}:
+            for site, column in wrong.items():
+                own, agreed = (each or CLASSES for each in (column.task, task))
+                self._note(site, name, f"is a target of the task {own}, and {agreed} at the others", f"--task {agreed}")
+            return base
+        base = replace(base, task=task)
+        if task:
+            agreed = self._merge_numbers(name, base, columns)
+            if not agreed.deviation:
+                self._note("", name, "has no deviation at all sites together", "choose another --label")
+            return replace(agreed, median=None)
+        self.classes = self._merge_words(name, "class", () if self.given is None else self.given.classes, columns)
+        return base
 
     def _merge_words(
         self, name: str, noun: str, given: Sequence[str], columns: Mapping[str, ColumnSummary]

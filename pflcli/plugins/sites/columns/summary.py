@@ -1,8 +1,8 @@
 """The summary that a site makes of its table: a small file in JSON, and all that leaves the site before the rounds.
 
-It has the names and kinds of columns, words and classes with counts, and the moments of numbers among training samples,
-rounded as ``measures`` says. Words and classes of fewer than five rows are left out. The number of training samples is
-exact, as methods weigh updates by it.
+It has the names and kinds of columns, words and classes with counts, and the moments of numbers, also of a target that
+is one, among training samples, rounded as ``measures`` says. Words and classes of fewer than five rows are left out.
+The number of training samples is exact, as methods weigh updates by it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -42,6 +42,7 @@ _Whole = Annotated[int, Strict(), Ge(0), Le(1 << 40)]
 _Number = Annotated[float, Strict()]
 Name = Annotated[str, Len(1, foreign.NAME_LENGTH)]
 Unit = Annotated[str, Len(0, 40)]
+Task = Annotated[str, Len(0, 40)]
 Kind = Literal["number", "words", "target", "identifier", "time", "kept"]
 """What a column is: a feature of numbers or words, or that of ``--label``, ``--group``, ``--order`` or ``--keep``."""
 ROLES = {"target": "label", "identifier": "group", "time": "order", "kept": "keep"}
@@ -63,13 +64,15 @@ class ColumnSummary:
 
     ``words`` are those of features of words, and the classes of the target, in all rows. ``has_missing`` says whether a
     row lacks the value, and ``lacking`` how many training samples do, a multiple of five. ``mean``, ``deviation`` and
-    ``median`` are those of a number among training samples, None if fewer than five have one.
+    ``median`` are those of a number among training samples, None if fewer than five have one. A target that is a number
+    has its ``task``, as ``--task`` names it, and no median.
     """
 
     __pydantic_config__ = _CLOSED
     name: Name
     kind: Kind
     unit: Unit = ""
+    task: Task = ""
     words: tuple[Frequency, ...] = ()
     has_missing: Annotated[bool, Strict()] = False
     lacking: _Whole = 0
@@ -79,9 +82,10 @@ class ColumnSummary:
 
     def moments(self, train: int) -> Moments | None:
         """Return the moments of a number of which there are ``train`` samples; None if they did not leave the site."""
-        if self.mean is None or self.deviation is None or self.median is None:
+        if self.mean is None or self.deviation is None:
             return None
-        return Moments(max(train - self.lacking, 0), self.mean, self.deviation, self.median)
+        median = self.mean if self.median is None else self.median
+        return Moments(max(train - self.lacking, 0), self.mean, self.deviation, median)
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,8 @@ class Summary:
 
 
 _EMPTY: dict[str, Any] = {
-    "unit": "", "words": (), "has_missing": False, "lacking": 0, "mean": None, "deviation": None, "median": None,
+    "unit": "", "task": "", "words": (), "has_missing": False, "lacking": 0,
+    "mean": None, "deviation": None, "median": None,
 }  # fmt: skip
 """The fields of a column that are left out if they have these values."""
 
@@ -165,10 +170,14 @@ def _require_consistent(found: Summary) -> None:
             raise ValueError(f"the unit of '{column.name}' is no text")
         if column.words and column.kind not in ("words", "target"):
             raise ValueError(f"'{column.name}' is a {column.kind}, and has words")
-        if len({column.mean is None, column.deviation is None, column.median is None}) > 1:
+        is_target = column.kind == "target" and bool(column.task)
+        medians = () if is_target else (column.median is None,)
+        if len({column.mean is None, column.deviation is None, *medians}) > 1:
             raise ValueError(f"'{column.name}' has not all of mean, deviation and median")
-        if column.mean is not None and column.kind != "number":
+        if column.mean is not None and column.kind != "number" and not is_target:
             raise ValueError(f"'{column.name}' is not of the kind number, and has a mean")
+        if (column.task and not is_target) or (is_target and (column.words or column.median is not None)):
+            raise ValueError(f"'{column.name}' has a task, which only a target has, without classes or a median")
         if column.lacking > found.train + BASE:
             raise ValueError(f"'{column.name}' lacks more values than there are training samples")
 
@@ -179,8 +188,8 @@ def summarize(
     """Return the summary of an imported dataset, and remarks for the site alone.
 
     The training samples are those that ``client`` has as one of the ``sites``, in this order, with this ``seed``.
-    ``units`` are those of columns. Raises UsageError for an unknown name, InputError for data other than a table with
-    classes.
+    ``units`` are those of columns. Raises UsageError for an unknown name, InputError for data other than a table, and
+    UnsuitedError for labels on whose scale sites cannot agree.
     """
     names = [*sites]
     if client not in names:
@@ -192,14 +201,12 @@ def summarize(
     if not book.columns or samples.x.ndim != 2 or any(column.size for column in book.columns):
         raise InputError(f"{source.path} is no table of numbers and words, whose columns sites could agree on")
     if samples.task is not None:
-        raise InputError(
-            f"{source.path} has labels of the task {samples.task.kind}; sites agree on columns of tables with classes",
-            "make classes by a condition, such as pfl import --label 'COL>0'",
-        )
+        samples.task.fitted_to_moments(1.0, 1.0)  # can sites agree on it?
     units = units or {}
     for name in units:
         if name not in [column.name for column in book.columns]:
-            raise UsageError(f"--units: no feature is '{name}'", closest(name, [each.name for each in book.columns]))
+            near = closest(name, [each.name for each in book.columns])
+            raise UsageError(f"--units: no feature is '{name}'", near, "pfl import --unit names that of labels")
     rows = _select_rows(source, samples, client)
     fractions, train = _find_training_rows(samples, rows, names.index(client), len(names), seed)
     remarks: list[str] = []
@@ -214,8 +221,13 @@ def summarize(
     for row in datasets.read_profile(source):
         role = "keep" if row.became == "kept" else row.became
         if role in kinds:
-            words = _summarize_classes(book.classes, samples.y[rows], remarks) if role == "label" else ()
-            columns.append(ColumnSummary(row.column, kinds[role], words=words))  # type: ignore[arg-type]
+            found = ColumnSummary(row.column, kinds[role])  # type: ignore[arg-type]
+            if role == "label" and samples.task is None:
+                found = replace(found, words=_summarize_classes(book.classes, samples.y[rows], remarks))
+            elif role == "label":
+                found = _summarize_numbers(found, np.asarray(samples.y[train], np.float64), len(train), remarks)
+                found = replace(found, unit=samples.task.unit, task=samples.task.word, median=None)
+            columns.append(found)
     standardize = str(request["standardize"] or "")
     reading = Reading(
         request["label"],
@@ -265,22 +277,25 @@ def _summarize_feature(
     if column.words:
         known = rows[~is_missing[rows]]
         frequencies = _count_words(column.words, values[known].sum(axis=0), f"words of '{column.name}'", remarks)
-        return ColumnSummary(column.name, "words", unit, frequencies, has_missing, lacking)
-    known_values = values[train[~is_missing[train]], 0]
-    moments = measures.measure_rounded(known_values, len(train) - lacking)
+        return ColumnSummary(column.name, "words", unit, "", frequencies, has_missing, lacking)
+    found = ColumnSummary(column.name, "number", unit, has_missing=has_missing, lacking=lacking)
+    return _summarize_numbers(found, values[train[~is_missing[train]], 0], len(train) - lacking, remarks)
+
+
+def _summarize_numbers(
+    found: ColumnSummary, values: NDArray[np.float64], known: int, remarks: list[str]
+) -> ColumnSummary:
+    """Return the summary of a column with the moments of its ``values`` (n,), about ``known``, in training samples."""
+    moments = measures.measure_rounded(values, known)
     if moments is None:
+        remarks.append(f"'{found.name}' has a value in fewer than {BASE} training samples, and no mean leaves the site")
+        return found
+    if not moments.deviation and values.max() == values.min():
         remarks.append(
-            f"'{column.name}' has a value in fewer than {BASE} training samples, and no mean leaves the site"
-        )
-        return ColumnSummary(column.name, "number", unit, (), has_missing, lacking)
-    if not moments.deviation and known_values.max() == known_values.min():
-        remarks.append(
-            f"WARNING: '{column.name}' is {moments.mean:g} in all {moments.known} training samples that have it, and"
+            f"WARNING: '{found.name}' is {moments.mean:g} in all {moments.known} training samples that have it, and"
             " whoever reads the summary knows this of each; if it marks a missing value: pfl import --na"
         )
-    return ColumnSummary(
-        column.name, "number", unit, (), has_missing, lacking, moments.mean, moments.deviation, moments.median
-    )
+    return replace(found, mean=moments.mean, deviation=moments.deviation, median=moments.median)
 
 
 def _summarize_classes(classes: Sequence[str], y: NDArray[np.int64], remarks: list[str]) -> tuple[Frequency, ...]:

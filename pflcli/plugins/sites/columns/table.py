@@ -35,11 +35,12 @@ from pydantic import Strict
 
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.codebook import Codebook, Column
-from pflcli.core import foreign
+from pflcli.core import foreign, tasks
 from pflcli.core.errors import InputError, closest
+from pflcli.core.tasks import CLASSES, Labels
 from pflcli.data.formats import Like
 from pflcli.data.preparation.earlier_dataset import Earlier
-from pflcli.plugins.sites.columns.summary import ROLES, Kind, Name, Unit
+from pflcli.plugins.sites.columns.summary import ROLES, Kind, Name, Task, Unit
 
 _MAX_BYTES = 1 << 22
 _CLOSED = {"extra": "forbid", "allow_inf_nan": False}
@@ -52,7 +53,8 @@ _Fraction = Annotated[float, Ge(0), Le(1)]
 class TableColumn:
     """A column by its ``kind`` and ``unit``; a site may call it by one of ``names``.
 
-    ``words`` are those of a feature of words, in the order of its 0/1 features; empty if each site's own are meant.
+    ``task`` is that of a target, as ``--task`` names it; empty for classes. ``words`` are those of a feature of words,
+    in the order of its 0/1 features; empty if each site's own are meant.
     With ``has_missing``, one more feature marks missing values, for which the ``median`` stands. The others are None if
     no summary was read.
     """
@@ -60,6 +62,7 @@ class TableColumn:
     __pydantic_config__ = _CLOSED
     kind: Kind = "number"
     unit: Unit = ""
+    task: Task = ""
     names: tuple[Name, ...] = ()
     words: tuple[Name, ...] = ()
     has_missing: Annotated[bool, Strict()] = False
@@ -106,6 +109,17 @@ class Table:
         """Whether the scales of features are known."""
         return bool(self.sites)
 
+    @property
+    def labels(self) -> Labels | None:
+        """What the target is, with its scale if that is known; None for classes."""
+        (column,) = (column for column in self.columns.values() if column.kind == "target")
+        task = tasks.parse(column.task or CLASSES, column.unit if column.task else "")
+        if task is None:
+            return None
+        if column.mean is not None and column.deviation is not None:
+            task = task.fitted_to_moments(column.mean, column.deviation)
+        return Labels.of(task)
+
     def codebook(self) -> Codebook:
         """Return the codebook of features, with scales and medians as the import and ``missing`` need them."""
         numbers: list[tuple[float, float, float]] = []
@@ -125,6 +139,7 @@ class Table:
             mean=scales[0] if is_scaled else (),
             sd=scales[1] if is_scaled else (),
             median=scales[2] if self.is_measured and self.missing == "median" else (),
+            unit="" if self.labels is None else self.labels.unit,
         )
 
     def encode(self) -> bytes:
@@ -197,7 +212,12 @@ def _require_consistent(table: Table) -> None:
             raise ValueError(f"[columns.{name}]: it has no words")
         if (column.kind == "number" and table.is_measured) and None in (column.mean, column.deviation, column.median):
             raise ValueError(f"[columns.{name}]: it has not all of mean, deviation and median")
-    if table.is_measured and (len(table.classes) < 2 or table.fractions is None):
+        if column.task and column.kind != "target":
+            raise ValueError(f'[columns.{name}]: only the column of kind = "target" has a task')
+        if column.task and table.is_measured and None in (column.mean, column.deviation):
+            raise ValueError(f"[columns.{name}]: it has not both mean and deviation")
+    labels = table.labels  # raises UsageError for an unknown task
+    if table.is_measured and ((labels is None and len(table.classes) < 2) or table.fractions is None):
         raise ValueError("it has sites, and lacks classes or fractions")
 
 
@@ -239,4 +259,4 @@ def read_earlier(path: Path) -> EarlierTable:
         "keep": table.names_of("kept") or None,
         **{ROLES[kind]: name for kind in ("identifier", "time") for name in table.names_of(kind)},
     }
-    return EarlierTable(str(path), table.codebook(), request, table=table)
+    return EarlierTable(str(path), table.codebook(), request, labels=table.labels, table=table)
