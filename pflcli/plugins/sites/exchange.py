@@ -1,10 +1,7 @@
-"""The folder in which the server and the sites exchange messages: its files, and how they are copied and awaited."""
+"""The answers in the folder of an exchange, where anyone may have written: how the server reads and checks them."""
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -18,53 +15,11 @@ from pflcli.core.errors import InputError
 from pflcli.plugins.sites import messages
 from pflcli.plugins.sites.endpoints import Server, find_other_packages
 from pflcli.plugins.sites.messages import Answer, Message, Question
+from pflcli.plugins.sites.transport import answer_file
 
-POLL_SECONDS = 0.05
-"""How long the server and a site wait before they look for messages again."""
 SETTLE_SECONDS = 2.0
 """How long a file that is not a message must stay the same: until then, another program may still be writing it."""
 _PIECE_BYTES = 1 << 20
-
-
-def folder_of(exchange: Path, names: list[str], site: str) -> Path:
-    """Return the folder of a site in the ``exchange`` folder: its number, and its name without unusual characters."""
-    return exchange / f"{names.index(site):03d}-{re.sub(r'[^A-Za-z0-9_-]+', '-', site)[:40]}"
-
-
-def question_file(folder: Path, number: int) -> Path:
-    """Return the file of a question by its number, from 1."""
-    return folder / f"question-{number:06d}.msg"
-
-
-def answer_file(folder: Path, number: int) -> Path:
-    """Return the file of the answer to a question by its number."""
-    return folder / f"answer-{number:06d}.msg"
-
-
-def final_file(folder: Path) -> Path:
-    """Return the file of the last message to a site."""
-    return folder / "final.msg"
-
-
-def find_last_question(folder: Path) -> int | None:
-    """Return the number of the last question to a site, which may not get all of them; None without any.
-
-    Files with other names, such as the copies of a synchronizer, are not questions.
-    """
-    found = (re.fullmatch(r"question-(\d{6,})\.msg", path.name) for path in folder.glob("question-*.msg"))
-    return max((int(match[1]) for match in found if match), default=None)
-
-
-def copy_message(path: Path, target: Path) -> None:
-    """Copy a file so that ``target`` is never incomplete; raises InputError if that fails."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        shutil.copyfile(path, temporary)
-        temporary.replace(target)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise InputError(f"cannot write {target}: {error.strerror}") from None
 
 
 Signature = tuple[int, ...]
@@ -135,7 +90,7 @@ class Inbox:
         for site in self.missing:
             path = answer_file(self._paths[site].parent, self._questions[site].number)
             for other in path.parent.glob(f"{path.stem}*"):
-                if other.name not in (path.name, f"{path.stem}.tmp"):  # which a relay renames
+                if other.name != path.name:
                     self._say_once(f"WARNING: '{site}': {other} is not used: an answer is called {path.name}")
             file, refusal = signature(path), self._refused.get(site)
             if file is None:

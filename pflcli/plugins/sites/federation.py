@@ -6,7 +6,7 @@ import json
 import math
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,13 @@ from pflcli.core.simulation import requirements
 from pflcli.core.splits import FRACTIONS
 from pflcli.core.wording import counted, listed
 from pflcli.options.function import command
-from pflcli.plugins.sites import exchange as exchanges
 from pflcli.plugins.sites import messages, opening
 from pflcli.plugins.sites.admission import find_obstacle
 from pflcli.plugins.sites.columns import table
 from pflcli.plugins.sites.endpoints import Server
 from pflcli.plugins.sites.exchange import Inbox
 from pflcli.plugins.sites.federation_options import CheckFederation, CreateFederation, RunFederation
+from pflcli.plugins.sites.transport import POLL_SECONDS, Address, Folder, folder_of
 from pflcli.workflow.admission import private_rounds
 from pflcli.workflow.training import attendance_record, run_request, run_settings
 from pflcli.workflow.training.attendance_record import AttendanceRecord
@@ -318,7 +318,7 @@ def run_federation(asked: RunFederation) -> dict[str, Any]:
             raise ConflictError(f"{exchange} has the messages of an earlier run", "choose another folder for --at")
         _play(server, names, exchange, asked)
         for site in names:
-            messages.write(exchanges.final_file(exchanges.folder_of(exchange, names, site)), *server.final(site))
+            _post(exchange, names, site, None, messages.pieces(*server.final(site)))
         record = _record_attendance(server, names)
         if server.run.privacy is None:  # otherwise who takes part is a secret
             plain_output.replace_file(out / attendance_record.FILE, record.encode())
@@ -360,8 +360,8 @@ def _play(server: Server, names: list[str], exchange: Path, asked: RunFederation
         if not questions:
             break
         for site, question in questions.items():
-            paths[site] = exchanges.question_file(exchanges.folder_of(exchange, names, site), question.number)
-            messages.write(paths[site], question, server.tensors(question))
+            pieces = messages.pieces(question, server.tensors(question))
+            paths[site] = _post(exchange, names, site, question.number, pieces)
         inbox.begin(questions, paths)
         _wait(inbox, asked.patience, asked.execution)
         least = min(-(-len(questions) // 2) if asked.at_least is None else asked.at_least, len(questions))
@@ -382,6 +382,11 @@ def _play(server: Server, names: list[str], exchange: Path, asked: RunFederation
     inbox.clear()
 
 
+def _post(exchange: Path, names: list[str], site: str, number: int | None, pieces: Iterable[bytes]) -> Path:
+    """Put a message for a site: the question of this ``number``, or the last one; returns its file."""
+    return Folder(exchange).post(Address(folder_of(exchange, names, site).name, "", number), pieces)
+
+
 def _record_attendance(server: Server, names: Sequence[str]) -> AttendanceRecord:
     """Return which clients, by their ``names`` (m,), were asked in each round, and which of them answered."""
     return AttendanceRecord(
@@ -400,7 +405,7 @@ def _wait(inbox: Inbox, patience: float | None, execution: Execution) -> None:
         is_late = patience is not None and time.monotonic() - began > patience
         inbox.look(is_last=is_late)
         if inbox.missing and not is_late:
-            time.sleep(exchanges.POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
     seconds = time.monotonic() - began
     execution.reporter.detail(f"{len(inbox.found)} answers in {seconds:.2f} s, {len(inbox.missing)} missing")
 

@@ -34,17 +34,9 @@ from pflcli.core.simulation.progress import Progress
 from pflcli.options.function import command
 from pflcli.plugins.sites import messages, opening
 from pflcli.plugins.sites.endpoints import Site, Terms, find_other_packages
-from pflcli.plugins.sites.exchange import (
-    POLL_SECONDS,
-    answer_file,
-    copy_message,
-    final_file,
-    find_last_question,
-    folder_of,
-    question_file,
-    retry_unfinished,
-)
+from pflcli.plugins.sites.exchange import retry_unfinished
 from pflcli.plugins.sites.site_options import AnswerMessage, CheckSite, ServeSite
+from pflcli.plugins.sites.transport import POLL_SECONDS, Folder, final_file, folder_of, read_pieces, write_whole
 from pflcli.workflow.training import hardware, state_files
 from pflcli.workflow.training.run_artifact import Job, summarize, write_predictions, write_rounds
 
@@ -169,19 +161,21 @@ def serve_site(asked: ServeSite) -> Outcome:
     ['predictions', 'predictions']
     """
     opened, execution = _reopen(Path(asked.site)), asked.execution
-    inbox = folder_of(Path(asked.exchange), [*opened.terms.sites], opened.client)
+    exchange, own = Folder(Path(asked.exchange)), folder_of(Path(asked.exchange), [*opened.terms.sites], opened.client)
     with locks.acquire(opened.folder, execution.reporter.say):
-        site, final = opened.site(execution), final_file(inbox)
-        if not final.exists():
-            execution.reporter.say(f"waiting for messages to '{opened.client}' in {inbox}")
-        while not final.exists():
-            number = find_last_question(inbox)
-            if number is None or answer_file(inbox, number).exists():
+        site = opened.site(execution)
+        if not final_file(own).exists():
+            execution.reporter.say(f"waiting for messages to '{opened.client}' in {own}")
+        while True:
+            address = next((address for address, _ in exchange.fetch(own.name)), None)
+            if address is None:
                 time.sleep(POLL_SECONDS)
-                continue
-            copy_message(retry_unfinished(site.answer, question_file(inbox, number)), answer_file(inbox, number))
-            execution.reporter.say(f"round {number}: answered")
-        return _predict(opened, site, retry_unfinished(site.finish, final), execution)
+            elif address.number is None:
+                return _predict(opened, site, retry_unfinished(site.finish, exchange.find(address)), execution)
+            else:
+                answer = retry_unfinished(site.answer, exchange.find(address))
+                exchange.post(address.answer, read_pieces(answer))
+                execution.reporter.say(f"round {address.number}: answered")
 
 
 @command(AnswerMessage)
@@ -212,8 +206,7 @@ def answer_message(asked: AnswerMessage) -> Path:
         stored = site.answer(message)
         if asked.out is None:
             return stored
-        copy_message(stored, Path(asked.out))
-        return Path(asked.out)
+        return write_whole(Path(asked.out), read_pieces(stored))
 
 
 def _predict(opened: _Opened, site: Site, state: State, execution: Execution) -> Outcome:

@@ -13,8 +13,8 @@ from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.core.errors import InputError, UnsuitedError, UsageError
-from pflcli.plugins.sites.exchange import answer_file, find_last_question, folder_of, question_file
 from pflcli.plugins.sites.federation import run_federation
+from pflcli.plugins.sites.transport import answer_file, find_last_question, folder_of, question_file
 
 PARTS = ("train", "train", "validation", "test")
 SETTINGS = {"model": "mlp", "rounds": 3, "participation": 0.7, "lr": 0.05}
