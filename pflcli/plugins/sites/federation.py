@@ -85,9 +85,26 @@ def create_federation(asked: CreateFederation) -> Outcome:
 
     def build(writer: ArtifactWriter) -> Built:
         codebook.write(writer, book)
+        for name, content in _read_imported_modules(spec).items():
+            writer.write(name, content)
         return Built(summary, {})
 
     return make(asked.out, spec, asked.execution.reading(partition.path), build)
+
+
+def _read_imported_modules(spec: ArtifactSpec) -> dict[str, bytes]:
+    """Return the modules of the user that the method and the network import; ``make`` adds the files themselves.
+
+    Raises InputError for a file in a package: sites read and name single files.
+    """
+    needed = {name.partition(":")[0] for name in spec.code}
+    sent = [each for each in sources.read_used_files() if each.key in needed]
+    if nested := [name for each in sent for name in each.contents if "/" in name]:
+        raise InputError(
+            f"{nested[0]} is in a package, and a federation carries single files",
+            "put the method or network into a folder without __init__.py, beside what it imports",
+        )
+    return {name: content for each in sent for name, content in each.contents.items() if name != each.name}
 
 
 @dataclass(frozen=True)
