@@ -53,9 +53,9 @@ def create_federation(asked: CreateFederation) -> Outcome:
     what they run. The federation contains no sample. Raises UnsuitedError if the method or a setting cannot run among
     real sites.
 
-    >>> from pflcli import create_federation, partition, personalize
+    >>> from pflcli import federation, partition, personalize
     >>> two = partition("writers", "runs/two", clients=2)
-    >>> create_federation(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed").kind
+    >>> federation.create(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed").kind
     'federation'
     """
     start = _start_from_table(asked) if _is_table(asked.source) else _start_from_run(asked)
@@ -307,15 +307,15 @@ def run_federation(asked: RunFederation) -> dict[str, Any]:
     with which a simulation has the same bytes.
 
     >>> from concurrent.futures import ThreadPoolExecutor
-    >>> from pflcli import check_site, create_federation, partition, personalize, run_federation, serve_site
+    >>> from pflcli import federation, partition, personalize, site
     >>> two = partition("writers", "runs/two", clients=2)
-    >>> fed = create_federation(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
+    >>> fed = federation.create(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
     >>> for name in ("w0371", "w2430"):
     ...     own = partition("writers", f"runs/{name}", like=fed, client=name)
-    ...     _ = check_site(own, fed, f"site-{name}")
+    ...     _ = site.check(own, fed, f"site-{name}")
     >>> with ThreadPoolExecutor() as pool:  # each site in a place of its own, in truth
-    ...     sites = [pool.submit(serve_site, f"site-{name}", "exchange") for name in ("w0371", "w2430")]
-    ...     facts = run_federation(fed, "exchange", "server")
+    ...     sites = [pool.submit(site.serve, f"site-{name}", "exchange") for name in ("w0371", "w2430")]
+    ...     facts = federation.run(fed, "exchange", "server")
     >>> facts["rounds"]
     1
     """
@@ -431,10 +431,10 @@ def _wait(inbox: Inbox, patience: float | None, execution: Execution) -> None:
 def check_federation(asked: CheckFederation) -> dict[str, Any]:
     """Return what a federation agrees on; raises InputError if its code is another one here, or exchanges others.
 
-    >>> from pflcli import check_federation, create_federation, partition, personalize
+    >>> from pflcli import federation, partition, personalize
     >>> two = partition("writers", "runs/two", clients=2)
-    >>> fed = create_federation(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
-    >>> check_federation(fed)["method"]
+    >>> fed = federation.create(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
+    >>> federation.check(fed)["method"]
     'fedavg'
     """
     federation = open_one(asked.federation, "federation")

@@ -67,11 +67,11 @@ def check_site(asked: CheckSite) -> dict[str, Any]:
     ``answer_message`` writes nothing else. Raises InputError if the federation declares something else, or the
     partition was not made for it, or has no training sample.
 
-    >>> from pflcli import check_site, create_federation, partition, personalize
+    >>> from pflcli import federation, partition, personalize, site
     >>> two = partition("writers", "runs/two", clients=2)
-    >>> fed = create_federation(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
+    >>> fed = federation.create(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
     >>> own = partition("writers", "runs/own", like=fed, client="w0371")
-    >>> check_site(own, fed, "site")["client"]
+    >>> site.check(own, fed, "site")["client"]
     'w0371'
     """
     out = Path(asked.out)
@@ -148,15 +148,15 @@ def serve_site(asked: ServeSite) -> Outcome:
     message that does not fit.
 
     >>> from concurrent.futures import ThreadPoolExecutor
-    >>> from pflcli import check_site, create_federation, partition, personalize, run_federation, serve_site
+    >>> from pflcli import federation, partition, personalize, site
     >>> two = partition("writers", "runs/two", clients=2)
-    >>> fed = create_federation(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
+    >>> fed = federation.create(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
     >>> for name in ("w0371", "w2430"):
     ...     own = partition("writers", f"runs/{name}", like=fed, client=name)
-    ...     _ = check_site(own, fed, f"site-{name}")
+    ...     _ = site.check(own, fed, f"site-{name}")
     >>> with ThreadPoolExecutor() as pool:  # each site in a place of its own, in truth
-    ...     sites = [pool.submit(serve_site, f"site-{name}", "exchange") for name in ("w0371", "w2430")]
-    ...     facts = run_federation(fed, "exchange", "server")
+    ...     sites = [pool.submit(site.serve, f"site-{name}", "exchange") for name in ("w0371", "w2430")]
+    ...     facts = federation.run(fed, "exchange", "server")
     >>> [site.result().kind for site in sites]
     ['predictions', 'predictions']
     """
@@ -185,17 +185,17 @@ def answer_message(asked: AnswerMessage) -> Path:
     Raises InputError for a message that does not fit.
 
     >>> from concurrent.futures import ThreadPoolExecutor
-    >>> from pflcli import answer_message, check_site, create_federation
-    >>> from pflcli import partition, personalize, run_federation, serve_site
+    >>> from pflcli import federation, site
+    >>> from pflcli import federation, partition, personalize, site
     >>> two = partition("writers", "runs/two", clients=2)
-    >>> fed = create_federation(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
+    >>> fed = federation.create(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
     >>> for name in ("w0371", "w2430"):
     ...     own = partition("writers", f"runs/{name}", like=fed, client=name)
-    ...     _ = check_site(own, fed, f"site-{name}")
+    ...     _ = site.check(own, fed, f"site-{name}")
     >>> with ThreadPoolExecutor() as pool:  # each site in a place of its own, in truth
-    ...     sites = [pool.submit(serve_site, f"site-{name}", "exchange") for name in ("w0371", "w2430")]
-    ...     facts = run_federation(fed, "exchange", "server")
-    >>> answer_message("site-w0371", "exchange/000-w0371/question-000001.msg").suffix
+    ...     sites = [pool.submit(site.serve, f"site-{name}", "exchange") for name in ("w0371", "w2430")]
+    ...     facts = federation.run(fed, "exchange", "server")
+    >>> site.answer("site-w0371", "exchange/000-w0371/question-000001.msg").suffix
     '.msg'
     """
     opened, message = _reopen(Path(asked.site)), Path(asked.message)
