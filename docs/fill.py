@@ -88,26 +88,31 @@ def run_commands(word: str) -> list[str]:
             continue
         for name, table in zip(names, tables, strict=False):
             if name:
-                text, path = io.StringIO(), RESULTS / f"{name}.csv"
-                rows = keep_rows(read(path), table) if name.startswith("verdicts-") and path.exists() else table
-                csv.writer(text, lineterminator="\n").writerows(rows)
-                path.write_text(text.getvalue(), encoding="utf-8")
+                store_table(name, table)
                 if name in artifacts and not store_scores(name, Path(artifacts[name])):
                     failed.append(f"{name}: {artifacts[name]} has no scores; make it again with --force")
     return failed
 
 
-def store_scores(name: str, artifact: Path) -> bool:
+def store_table(name: str, table: Rows, folder: Path = RESULTS) -> None:
+    """Store a table; rows of verdicts that were not judged again stay."""
+    text, path = io.StringIO(), folder / f"{name}.csv"
+    rows = keep_rows(read(path), table) if name.startswith("verdicts-") and path.exists() else table
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    path.write_text(text.getvalue(), encoding="utf-8")
+
+
+def store_scores(name: str, artifact: Path, folder: Path = SCORES) -> bool:
     """Store the scores of an artifact for the table ``name``, unless it has none; return whether it has.
 
     Scores of verdicts that were not judged again stay.
     """
     if not (artifact / STORED[0]).exists():
         return False
-    SCORES.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)
     for file in filter(lambda file: (artifact / file).exists(), STORED):
         rows = read(artifact / file)
-        plain, packed = (SCORES / f"{name}.{file}{ending}" for ending in ("", ".gz"))
+        plain, packed = (folder / f"{name}.{file}{ending}" for ending in ("", ".gz"))
         for old in (plain, packed):
             if old.exists() and name.startswith("verdicts-"):
                 rows = keep_rows(read(old), rows)

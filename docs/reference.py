@@ -6,6 +6,7 @@ docs/commands has a page per command. What stands there between ``<!-- options o
 what ``pfl NAME --help`` prints; the rest is written by hand. A command without a page gets one. docs/commands.md has a
 table of all commands and the options that several share, docs/all-methods.md a table of all methods, docs/laws the laws
 of ``pfl check``, and docs/methods what docs/cards.py writes: a card per method, and what files of methods call.
+docs/atlas.py writes docs/atlas.md, and docs/evidence.py the evidence in docs/choosing.md and README.
 """
 
 from __future__ import annotations
@@ -143,7 +144,9 @@ def _plain(text: str) -> str:
 
 if __name__ == "__main__":
     (DOCS / "commands").mkdir(exist_ok=True)
+    import atlas
     import cards
+    import evidence
 
-    for path, text in {**write_files(), **cards.write_files()}.items():
+    for path, text in {**write_files(), **cards.write_files(), **atlas.write_files(), **evidence.write_files()}.items():
         path.write_text(text, encoding="utf-8")

@@ -194,7 +194,7 @@ def _build(job: Job, shorter: Artifact | None, execution: Execution, writer: Art
     # The costs of the run that made the choices count too.
     costs = [*inputs.values(), *([] if job.earlier_run is None else [job.earlier_run])]
     summary = {
-        **summarize(job, run, reported, len(progress.rows), costs),
+        **summarize(job.name, run, reported, len(progress.rows), costs),
         "tuned": predictions.summarize_tuned(tuned),
         **_privacy(job, run, progress, backbone, execution),
         **({"transductive": True} if job.method.TRANSDUCTIVE else {}),

@@ -50,9 +50,10 @@ class Collab:
             if error := call.exception():  # a site that is away must not end the relay for the others
                 self._not_before[address] = time.monotonic() + RETRY_SECONDS
                 print(f"no answer to {address} ({error}); see the log of the site", flush=True)
-            elif address.number is None:
+                continue
+            if address.number is None:
                 yield address, ()
-            elif content := call.result():  # otherwise the site still computes
+            if content := call.result():  # otherwise the site still computes
                 yield address.answer, [content]
 
 

@@ -8,6 +8,8 @@ phase; and a hash of ``codebook.json``, which has the names of clients and class
 ``then``, these are the rounds of a backbone, from which clients predict by another method: its ``method``, ``options``,
 ``settings``, ``seed`` and, if it needs one, the options of its ``datastore`` and the ``layer`` that represents samples
 in it. ``agreement`` is the hash of the table of columns that sites agreed on, if there was no run.
+
+Several ``runs`` have theirs by name, ``seed-N/METHOD``; ``scores`` are those of sites: ``metric``, ``positive`` and so on.
 """
 
 from __future__ import annotations
@@ -40,11 +42,11 @@ def read_exchange(artifact: Artifact) -> dict[str, Any]:
     each tensor that leaves a site in a round; and ``bytes_up`` and ``bytes_down`` of a client in a round.
     """
     request = artifact.manifest.request
-    earlier = {"deliveries": request.get("downloads", []), "channels": [{"tensors": request.get("upload", [])}]}
-    exchange = request.get("exchange", {"round": [earlier]} if request.get("upload") else {})
-    channels = [each["tensors"] for kinds in exchange.values() for kind in kinds for each in kind["channels"]]
+    channels = [
+        each["tensors"] for kinds in request["exchange"].values() for kind in kinds for each in kind["channels"]
+    ]
     uploads = [*{json.dumps(tensor): tensor for each in channels for tensor in each}.values()]
-    rounds = exchange.get("round", [])
+    rounds = request["exchange"].get("round", [])
     return {
         "method": request.get("then", request)["method"],
         "rounds": request["settings"]["rounds"] if rounds else 0,
@@ -73,5 +75,6 @@ def describe(manifest: Manifest) -> list[str]:
     return [
         describe_name(request.get("then", request).get("method")),
         describe_name(request.get("settings", {}).get("model"), "model"),
+        describe_count(len(request["runs"]) if "runs" in request else None, "run"),
         describe_count(summary.get("clients"), "client"),
     ]

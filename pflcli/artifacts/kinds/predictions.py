@@ -125,6 +125,8 @@ def read(artifact: Artifact, split: str) -> SplitPredictions:
     """Read one split; raises InputError if the file is damaged or has no predictions on that split."""
     with artifact.h5(FILE) as file:
         stored = [name for name in SPLITS if name in file]
+        if not stored:
+            raise InputError(f"{artifact.path} has no predictions: they are at the sites", "pfl show, for the table")
         if split not in stored:
             method = artifact.manifest.request.get("method", "the method")
             option = "--answer-train" if split == "train" else "without --refit"

@@ -74,6 +74,17 @@ class RunRecords:
     clients: tuple[ClientRecord, ...]
 
 
+@dataclass(frozen=True)
+class SiteRecords:
+    """The records of the client of a site for the runs of a federation, which is known by its fingerprint."""
+
+    __pydantic_config__ = _CLOSED
+    version: _Whole
+    federation: str
+    client: str
+    runs: tuple[RunRecords, ...]
+
+
 def list_records(item: ScoredPredictions, split: str, names: Sequence[str], fewest: int = 0) -> RunRecords:
     """Return the records of a scored run, whose clients have these ``names`` (m,).
 
@@ -148,7 +159,7 @@ def join(records: RunRecords) -> dict[str, Any]:
     }
 
 
-def write(path: Path, records: RunRecords) -> int:
+def write(path: Path, records: RunRecords | SiteRecords) -> int:
     """Write a file of records, and return its bytes; raises ValueError for an infinite number."""
     content = json.dumps(asdict(records), allow_nan=False, separators=(",", ":")).encode()
     disk.write(path, [content])
@@ -158,12 +169,25 @@ def write(path: Path, records: RunRecords) -> int:
 def read(path: Path) -> RunRecords:
     """Read a file of records; raises InputError if it has anything else, or numbers that contradict one another."""
     with foreign.reading(path, "records of clients"):
-        value = json.loads(foreign.read_json_text(path))
-        if isinstance(value, dict) and value.get("version", VERSION) != VERSION:
-            raise ValueError(f"its version is {value['version']}, and this pfl reads version {VERSION}")
-        records: RunRecords = manifests.validate(RunRecords, value)
+        records: RunRecords = manifests.validate(RunRecords, _read_json(path))
         require_consistent(records)
         return records
+
+
+def read_site(path: Path) -> SiteRecords:
+    """Read the records of a site; raises InputError as ``read`` does."""
+    with foreign.reading(path, "the scores of a site"):
+        records: SiteRecords = manifests.validate(SiteRecords, _read_json(path))
+        for each in records.runs:
+            require_consistent(each)
+        return records
+
+
+def _read_json(path: Path) -> Any:
+    value = json.loads(foreign.read_json_text(path))
+    if isinstance(value, dict) and value.get("version", VERSION) != VERSION:
+        raise ValueError(f"its version is {value['version']}, and this pfl reads version {VERSION}")
+    return value
 
 
 def require_consistent(records: RunRecords) -> None:
@@ -171,7 +195,7 @@ def require_consistent(records: RunRecords) -> None:
     names = [each.name for each in records.clients]
     if len({*names}) < len(names):
         raise ValueError("a client occurs twice")
-    forms = {_describe_form(each.scores) for each in records.clients if each.scores is not None}
+    forms = {describe_form(each.scores) for each in records.clients} - {None}
     if len(forms) > 1:
         raise ValueError("clients tell different things")
     for each in records.clients:
@@ -179,8 +203,10 @@ def require_consistent(records: RunRecords) -> None:
             raise ValueError(f"client {each.name!r} with {counted(each.n, 'sample')}: {fault}")
 
 
-def _describe_form(scores: Scores) -> tuple[Any, ...]:
-    """Return what must be the same for all clients of a run."""
+def describe_form(scores: Scores | None) -> tuple[Any, ...] | None:
+    """Return what must be the same for all clients of a run; None for a client that withholds its scores."""
+    if scores is None:
+        return None
     return (
         tuple(scores.client),
         tuple(map(len, scores.counts)),

@@ -15,7 +15,7 @@ from pflcli.core.errors import InputError
 from pflcli.plugins.sites import messages
 from pflcli.plugins.sites.endpoints import Server, find_other_packages
 from pflcli.plugins.sites.messages import Answer, Message, Question
-from pflcli.plugins.sites.transport import answer_file
+from pflcli.plugins.sites.transport import answer_file, folder_of
 
 SETTLE_SECONDS = 2.0
 """How long a file that is not a message must stay the same: until then, another program may still be writing it."""
@@ -107,9 +107,13 @@ class Inbox:
             path.unlink(missing_ok=True)
         self.found, self._copies = {}, []
 
+    def _copy_of(self, site: str, path: Path) -> Path:
+        """Return the file for the copy of an answer."""
+        return folder_of(self._folder, [*self._server.terms.sites], site) / path.name
+
     def _take(self, site: str, path: Path, file: Signature) -> None:
         """Read the answer of a site, or note why there is none."""
-        question, copy = self._questions[site], self._folder / path.parent.name / path.name
+        question, copy = self._questions[site], self._copy_of(site, path)
         copy.parent.mkdir(parents=True, exist_ok=True)
         try:
             disk.write(copy, _read(path, self._server.max_bytes(question)))
@@ -144,7 +148,7 @@ class Inbox:
 
     def _set_aside(self, site: str, path: Path, refusal: _Refusal) -> None:
         refusal.is_told = True
-        copy = self._folder / path.parent.name / path.name
+        copy = self._copy_of(site, path)
         kept = copy.with_name(f"refused-{path.name}")
         came_back = kept.exists() and copy.exists() and messages.hash_file(kept) == messages.hash_file(copy)
         if copy.exists():

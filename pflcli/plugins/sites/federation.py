@@ -6,24 +6,22 @@ import json
 import math
 import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pflcli.artifacts import codebook, locks, plain_output
-from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import federation as federations
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import read_labels
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec, Manifest, digest
-from pflcli.artifacts.open_by_path import Chosen, open_one
+from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.core import config, methods, sources
 from pflcli.core.errors import ComputationError, ConflictError, GoneError, InputError, UnsuitedError, UsageError
-from pflcli.core.execution import Execution
 from pflcli.core.federation import uploads
 from pflcli.core.federation.privacy import guarantee
 from pflcli.core.reporter import Reporter
@@ -32,17 +30,19 @@ from pflcli.core.simulation import requirements
 from pflcli.core.splits import FRACTIONS
 from pflcli.core.wording import counted, listed
 from pflcli.options.function import command
-from pflcli.plugins.sites import messages, opening
+from pflcli.plugins.sites import messages, opening, scores, several
 from pflcli.plugins.sites.admission import find_obstacle
 from pflcli.plugins.sites.columns import table
 from pflcli.plugins.sites.endpoints import Server
 from pflcli.plugins.sites.exchange import Inbox
 from pflcli.plugins.sites.federation_options import CheckFederation, CreateFederation, RunFederation
-from pflcli.plugins.sites.transport import POLL_SECONDS, Address, Folder, folder_of
+from pflcli.plugins.sites.several import Start
+from pflcli.plugins.sites.transport import Address, Folder
 from pflcli.workflow.admission import private_rounds
 from pflcli.workflow.training import attendance_record, run_request, run_settings
 from pflcli.workflow.training.attendance_record import AttendanceRecord
 from pflcli.workflow.training.dp_secret import FILE as SECRET
+from pflcli.workflow.tuning.space import BACKBONE
 
 
 @command(CreateFederation)
@@ -58,12 +58,12 @@ def create_federation(asked: CreateFederation) -> Outcome:
     >>> federation.create(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed").kind
     'federation'
     """
-    start = _start_from_table(asked) if _is_table(asked.source) else _start_from_run(asked)
+    starts = several.list_starts(asked, _start_from_table, _start_from_run)
+    start = next(iter(starts.values()))
     partition, book = start.partition, start.book
     task = read_labels(partition.manifest, 0).facts()  # with the scale of all clients, which no site knows alone
     form, dealt = partitions.read_form(partition), partition.manifest.request
     request: dict[str, Any] = {
-        **start.request,
         "form": {"shape": list(form.shape), "type": form.dtype, "classes": form.labels.outputs},
         **task,
         "train": start.train,
@@ -75,12 +75,16 @@ def create_federation(asked: CreateFederation) -> Outcome:
         "import": start.imported,
         "codebook": digest(json.loads(json.dumps(codebook.to_fields(book)))),
     }
-    patterns = opening.derive_patterns(request, book.client_names(len(start.train)))
-    request |= {
-        "exchange": opening.write_patterns(patterns),
-        "software": opening.describe_software(),
-    }
-    spec = ArtifactSpec("federation", request, code=start.code)
+    names, runs = book.client_names(len(start.train)), dict[str, dict[str, Any]]()
+    for name, each in starts.items():
+        patterns = opening.derive_patterns({**request, **each.request}, names)
+        runs[name] = {**each.request, "exchange": opening.write_patterns(patterns)}
+    if "" in runs:
+        request |= runs[""]
+    else:
+        request |= {"runs": runs, "scores": several.agree_on_scores(asked, runs, form.labels, book)}
+    request["software"] = opening.describe_software()
+    spec = ArtifactSpec("federation", request, code={k: v for each in starts.values() for k, v in each.code.items()})
     summary = {"clients": len(start.train), "participants": sum(count > 0 for count in start.train), **task}
 
     def build(writer: ArtifactWriter) -> Built:
@@ -107,34 +111,8 @@ def _read_imported_modules(spec: ArtifactSpec) -> dict[str, bytes]:
     return {name: content for each in sent for name, content in each.contents.items() if name != each.name}
 
 
-@dataclass(frozen=True)
-class _Start:
-    """What a federation is made of: the part of its ``request`` that says what runs, and the ``code`` of that.
-
-    ``partition`` has the form and split of samples, and no samples if sites agreed on them without a run. ``train`` is
-    the number of training samples of each client (m,), and ``imported`` the options by which sites import theirs.
-    """
-
-    request: dict[str, Any]
-    code: dict[str, str]
-    partition: Artifact
-    train: list[int]
-    imported: dict[str, Any]
-    book: Codebook
-
-
-def _is_table(source: Path | str | Artifact) -> bool:
-    return not isinstance(source, Artifact) and Path(source).suffix == ".toml"
-
-
-def _start_from_run(asked: CreateFederation) -> _Start:
+def _start_from_run(predictions: Artifact, reporter: Reporter) -> Start:
     """Return the start from finished predictions, with the clients of their partition."""
-    predictions = open_one(asked.source, "predictions", chosen=Chosen(asked.method, asked.seed))
-    if extra := [f"--{name.replace('_', '-')}" for name in asked.settings or {}] or ["--set"] * bool(asked.options):
-        raise UsageError(
-            f"{extra[0]} has no effect on {predictions.path}, whose settings and options sites take over",
-            f"leave out {extra[0]}",
-        )
     manifest, partition = predictions.manifest, ancestor(predictions, "partition")
     if partition is None or "later_clients" in manifest.request or "settings" not in manifest.request:
         raise InputError(
@@ -146,20 +124,21 @@ def _start_from_run(asked: CreateFederation) -> _Start:
         cfg = config.build(method.Config, each.manifest.request["options"], name)
         _require_deployable(each, partition, name, cfg, run_settings.read_settings(each))
     then = {} if trained is predictions else {"then": _describe_rest(predictions)}
-    return _Start(
+    return Start(
         request={**_describe_run(trained.manifest.request), **then},
         code={**trained.manifest.code, **manifest.code},
         partition=partition,
         train=partitions.read_sizes(partition)[:, 0].tolist(),
-        imported=_import_request(partition, asked.execution.reporter),
+        imported=_import_request(partition, reporter),
         book=codebook.read(predictions),
     )
 
 
-def _start_from_table(asked: CreateFederation) -> _Start:
+def _start_from_table(asked: CreateFederation) -> Start:
     """Return the start of ``method`` from the table that sites agreed on, whose sites are the clients.
 
-    Raises InputError for a table without sites, UnsuitedError for a method that needs a trained model.
+    A method on a backbone gets that of FedAvg with the same settings, and a datastore with all defaults. Raises
+    InputError for a table without sites, UnsuitedError for a method that needs something else.
     """
     assert not isinstance(asked.source, Artifact)
     earlier, name = table.read_earlier(Path(asked.source)), asked.method
@@ -180,26 +159,26 @@ def _start_from_table(asked: CreateFederation) -> _Start:
     }
     summary = {"shape": [len(book.features)], "type": "float32", "classes": len(book.classes)}
     manifest = Manifest("partition", partitions.SCHEMA, earlier.digest, dealt, (), {}, {}, summary, {})
-    partition, method = Artifact(Path(earlier.name), manifest), methods.load(name)
-    if method.NEEDS:
-        raise UnsuitedError(
-            f"{name} needs a trained {listed(method.NEEDS)}, which no agreement has",
-            "pfl federation create PREDICTIONS -o DIR, with its predictions on a pilot",
+    partition, lineage = Artifact(Path(earlier.name), manifest), {"backbone": None}
+    seed, runs, code = run_request.choose_seed(asked.seed, partition), dict[str, dict[str, Any]](), dict[str, str]()
+    for each in dict.fromkeys((BACKBONE, name) if methods.load(name).NEEDS else (name,)):
+        method = methods.load(each)
+        cfg = config.build(method.Config, asked.options or {} if each == name else {}, each)
+        settings = run_settings.settings_on_lineage(
+            each, method, {**lineage, "partition": partition}, asked.settings or {}, asked.out
         )
-    cfg = config.build(method.Config, asked.options or {}, name)
-    lineage = {"partition": partition, "backbone": None}
-    settings = run_settings.settings_on_lineage(name, method, lineage, asked.settings or {}, asked.out)
-    private_rounds.require_checked(name, method, cfg, settings, partition)
-    _require_deployable(partition, partition, name, cfg, settings)
-    for line in requirements.describe_ignored(name, method, settings):
-        asked.execution.reporter.say(line)
-    run = run_request.describe_run(name, cfg, settings, run_request.choose_seed(asked.seed, partition))
-    return _Start(
-        request={**_describe_run(run), "agreement": earlier.digest},
-        code={
-            part: sources.code_hash(*part.split("/", 1))
-            for part in (f"methods/{name}", *run_request.code_files(settings))
-        },
+        private_rounds.require_checked(each, method, cfg, settings, partition)
+        _require_deployable(partition, partition, each, cfg, settings)
+        for line in requirements.describe_ignored(each, method, settings) if not method.NEEDS else ():
+            asked.execution.reporter.say(line)
+        runs[each] = _describe_run(run_request.describe_run(each, cfg, settings, seed))
+        for part in (f"methods/{each}", *run_request.code_files(settings)):
+            code[part] = sources.code_hash(*part.split("/", 1))
+    first, *rest = runs.values()
+    store: dict[str, Any] = {"datastore": {}} if "datastore" in methods.load(name).NEEDS else {}
+    return Start(
+        request={**first, **({"then": {**rest[0], **store}} if rest else {}), "agreement": earlier.digest},
+        code=code,
         partition=partition,
         train=[*agreed.sites.values()],
         imported=dict(earlier.request),
@@ -321,34 +300,95 @@ def run_federation(asked: RunFederation) -> dict[str, Any]:
     """
     execution, out, exchange = asked.execution, Path(asked.out), Path(asked.exchange)
     federation = open_one(asked.federation, "federation")
-    terms = opening.read_terms(federation)
+    runs = {name: (each, opening.read_terms(each)) for name, each in opening.read_runs(federation).items()}
+    terms = next(terms for _, terms in runs.values())
     _require_possible(asked, federation, len(terms.sites))
     opening.claim(out, {"federation": federation.manifest.fingerprint, "role": "server"})
     names, say = [*terms.sites], execution.reporter.say
+    heard = dict.fromkeys(names, time.monotonic())
     with locks.acquire(out, say):
-        server = opening.open_server(federation, terms, out, execution)
-        for line in guarantee.describe_plan(server.run.settings, lambda: server.run.federation.participants):
-            say(line)
-        if server.rounds:
-            say(f"continuing after round {server.rounds}")
-        elif any(exchange.glob("*/final.msg")):  # with which sites would end before they began
-            raise ConflictError(f"{exchange} has the messages of an earlier run", "choose another folder for --at")
-        _play(server, names, exchange, asked)
-        for site in names:
-            _post(exchange, names, site, None, messages.pieces(*server.final(site)))
-        record = _record_attendance(server, names)
-        if server.run.privacy is None:  # otherwise who takes part is a secret
-            plain_output.replace_file(out / attendance_record.FILE, record.encode())
-    say(f"{counted(server.rounds, 'round')} played; the last message is there for every site")
-    if server.run.privacy is not None:
-        say(
-            f"never release {out} or {exchange}, or what this command has printed: they tell who took part in each"
-            f" round, and {out / SECRET} the noise"
-        )
+        hubs = {
+            name: _Hub(opening.open_server(each, own, folder, execution), name, folder, asked, heard)
+            for name, (each, own) in runs.items()
+            for folder in [several.state_folder(out, name)]
+        }
+        absent = several.take_turns({name: _serve(hub) for name, hub in hubs.items()})
+        servers = {name: hub.server for name, hub in hubs.items()}
+        private = [server.run.settings for server in servers.values() if server.run.privacy is not None]
+        if private:
+            secret = several.state_folder(out, "") if "" in runs else out / several.SERVER
+            say(
+                f"never release {secret} or {exchange}, or what this command has printed: they tell who took part in"
+                f" each round, and {SECRET} the noise"
+            )
+        if total := guarantee.compose_runs(private):
+            say(guarantee.describe_composition(total))
+        if "" not in runs:
+            return scores.make_table(federation, servers, asked, names)
+    (server,) = servers.values()
     privacy = guarantee.summarize_guarantee(
         server.run.settings, len(server.run.federation.participants), server.progress.rows, say
     )
-    return {"path": str(out), "rounds": server.rounds, "absent": record.absent, **privacy}
+    return {"path": str(out), "rounds": server.rounds, "absent": absent[""], **privacy}
+
+
+@dataclass(frozen=True)
+class _Hub:
+    """The server of a run, the ``folder`` of its state, and where its messages are.
+
+    ``name`` is that of the run among several, or empty; ``heard`` has the time of the last answer of each site.
+    """
+
+    server: Server
+    name: str
+    folder: Path
+    asked: RunFederation
+    heard: dict[str, float]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the sites."""
+        return [*self.server.terms.sites]
+
+    @property
+    def exchange(self) -> Folder:
+        """The folder of all messages."""
+        return Folder(Path(self.asked.exchange))
+
+    def address(self, site: str, number: int | None) -> Address:
+        """Return the address of the question of this ``number`` to a site, or of the last message."""
+        return Address.make(self.names, site, self.name, number)
+
+    def post(self, site: str, number: int | None, pieces: Iterable[bytes]) -> Path:
+        """Put a message for a site, and return its file."""
+        return self.exchange.post(self.address(site, number), pieces)
+
+    def say(self, text: str) -> None:
+        """Report a line about the run."""
+        self.asked.execution.reporter.say(f"{self.name}: {text}" if self.name else text)
+
+
+def _serve(hub: _Hub) -> Generator[bool, None, dict[str, Any]]:
+    """Play the rounds of a run that are left, and send the last messages; returns in which rounds sites were absent."""
+    server = hub.server
+    for line in guarantee.describe_plan(server.run.settings, lambda: server.run.federation.participants):
+        hub.say(line)
+    if server.rounds:
+        hub.say(f"continuing after round {server.rounds}")
+    elif not server.is_finished and any(
+        hub.exchange.find(hub.address(site, None)).exists() for site in hub.names
+    ):  # with which sites would end before they began
+        raise ConflictError(
+            f"{hub.asked.exchange} has the messages of an earlier run", "choose another folder for --at"
+        )
+    yield from _play(hub)
+    for site in hub.names:
+        hub.post(site, None, messages.pieces(*server.final(site)))
+    record = _record_attendance(server, hub.names)
+    if server.run.privacy is None:  # otherwise who takes part is a secret
+        plain_output.replace_file(hub.folder / attendance_record.FILE, record.encode())
+    hub.say(f"{counted(server.rounds, 'round')} played; the last message is there for every site")
+    return record.absent
 
 
 def _require_possible(asked: RunFederation, federation: Artifact, sites: int) -> None:
@@ -369,39 +409,35 @@ def _require_possible(asked: RunFederation, federation: Artifact, sites: int) ->
         )
 
 
-def _play(server: Server, names: list[str], exchange: Path, asked: RunFederation) -> None:
+def _play(hub: _Hub) -> Generator[bool, None, None]:
     """Play the rounds that are left; raises ComputationError if too few sites answer one in time."""
-    inbox = Inbox(server, Path(asked.out) / "answers", asked.execution.reporter.say)
+    server, asked = hub.server, hub.asked
+    inbox = Inbox(server, hub.folder / "answers", hub.say)
     while True:
         questions, paths, phase = server.ask(), {}, server.phase
         if not questions:
             break
         for site, question in questions.items():
-            pieces = messages.pieces(question, server.tensors(question))
-            paths[site] = _post(exchange, names, site, question.number, pieces)
+            paths[site] = hub.post(site, question.number, messages.pieces(question, server.tensors(question)))
         inbox.begin(questions, paths)
-        _wait(inbox, asked.patience, asked.execution)
+        yield from _wait(inbox, hub)
         least = min(-(-len(questions) // 2) if asked.at_least is None else asked.at_least, len(questions))
         if len(inbox.found) < least:
             raise ComputationError(
-                f"round {phase}: {len(inbox.found)} of {counted(len(questions), 'site')} answered in"
-                f" {asked.patience:g} s, and at least {least} must; without an answer: {listed(inbox.missing)}",
+                f"{hub.name}{', ' if hub.name else ''}round {phase}: {len(inbox.found)} of"
+                f" {counted(len(questions), 'site')} answered in {asked.patience:g} s, and at least {least} must;"
+                f" without an answer: {listed(inbox.missing)}",
                 f"{shlex.join(asked.execution.command)} asks this round again",
             )
         row, silent = server.close(inbox.found), inbox.missing
         if row is not None:
-            asked.execution.reporter.say(
+            hub.say(
                 f"round {server.rounds}: loss {row['loss']:.4f}, {counted(row['clients'], 'client')}"
                 + (f"; no answer from {listed(silent)}" if silent else "")
             )
         if server.phase != phase:
             inbox.clear()
     inbox.clear()
-
-
-def _post(exchange: Path, names: list[str], site: str, number: int | None, pieces: Iterable[bytes]) -> Path:
-    """Put a message for a site: the question of this ``number``, or the last one; returns its file."""
-    return Folder(exchange).post(Address(folder_of(exchange, names, site).name, "", number), pieces)
 
 
 def _record_attendance(server: Server, names: Sequence[str]) -> AttendanceRecord:
@@ -415,16 +451,17 @@ def _record_attendance(server: Server, names: Sequence[str]) -> AttendanceRecord
     )
 
 
-def _wait(inbox: Inbox, patience: float | None, execution: Execution) -> None:
-    """Wait for the answers of all sites, or of those that answer in time."""
-    began, is_late = time.monotonic(), False
+def _wait(inbox: Inbox, hub: _Hub) -> Generator[bool, None, None]:
+    """Wait for the answers of all sites, or of those that answer in time; one that answers another run is not late."""
+    began, patience, is_late = time.monotonic(), hub.asked.patience, False
     while inbox.missing and not is_late:
-        is_late = patience is not None and time.monotonic() - began > patience
+        now, before = time.monotonic(), {*inbox.missing}
+        is_late = patience is not None and all(now - max(began, hub.heard[site]) > patience for site in before)
         inbox.look(is_last=is_late)
-        if inbox.missing and not is_late:
-            time.sleep(POLL_SECONDS)
+        hub.heard.update(dict.fromkeys(before - {*inbox.missing}, now))
+        yield len(inbox.missing) < len(before)
     seconds = time.monotonic() - began
-    execution.reporter.detail(f"{len(inbox.found)} answers in {seconds:.2f} s, {len(inbox.missing)} missing")
+    hub.asked.execution.reporter.detail(f"{len(inbox.found)} answers in {seconds:.2f} s, {len(inbox.missing)} missing")
 
 
 @command(CheckFederation)
@@ -438,12 +475,23 @@ def check_federation(asked: CheckFederation) -> dict[str, Any]:
     'fedavg'
     """
     federation = open_one(asked.federation, "federation")
-    opening.require_derived(federation, opening.read_terms(federation))
+    runs = opening.read_runs(federation)
+    for each in runs.values():
+        opening.require_derived(each, opening.read_terms(each))
+    fingerprint = {"fingerprint": federation.manifest.fingerprint}
+    described = {name: _describe_exchange(each) for name, each in runs.items()}
+    clients = federations.read_exchange(next(iter(runs.values())))["clients"]
+    if "" in described:
+        return {**described[""], "clients": clients, **fingerprint}
+    return {"runs": described, "scores": dict(federation.manifest.request["scores"]), "clients": clients, **fingerprint}
+
+
+def _describe_exchange(federation: Artifact) -> dict[str, Any]:
+    """Return the method of a run, its rounds, and the bytes of a round."""
     request, facts = federation.manifest.request, federations.read_exchange(federation)
     return {
         "method": facts["method"],
         "paper": methods.load(facts["method"]).PAPER,
         **({"rounds_of": request["method"]} if "then" in request else {}),
-        **{key: facts[key] for key in ("rounds", "clients", "bytes_down", "bytes_up")},
-        "fingerprint": federation.manifest.fingerprint,
+        **{key: facts[key] for key in ("rounds", "bytes_down", "bytes_up")},
     }

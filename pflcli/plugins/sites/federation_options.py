@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -10,13 +10,19 @@ import typer
 
 from pflcli.options import completion
 from pflcli.options.declaration import (
+    ASSIGNMENTS,
     METHOD,
+    METHODS,
+    SEEDS,
     ArtifactPath,
+    Baseline,
     FilePath,
+    Metrics,
     Options,
     Out,
-    Set,
+    Positive,
     artifact_argument,
+    merge_with_file,
     out_option,
 )
 
@@ -25,14 +31,15 @@ Agreed = Annotated[ArtifactPath, artifact_argument("The federation that all plac
 
 @dataclass(frozen=True)
 class CreateFederation(Options):
-    """Make a federation of the method of a run, with the clients of its partition, for real sites to agree on.
+    """Make a federation of one or several methods of a pilot, with its clients, for real sites to agree on.
 
-    Without a run, SOURCE is the table that sites agreed on (`pfl federation columns`); --method, --set and training
-    settings say what they run. The federation contains no sample.
+    Without a pilot, SOURCE is the table that sites agreed on (`pfl federation columns`); methods, --set and training
+    settings say what they run. With --methods, sites also send scores, and `pfl federation run` ends with the table of
+    `pfl compare`. The federation contains no sample.
 
     Examples:
         pfl federation create runs/c --method fedala --seed 0 -o fed
-        pfl federation create agreed.toml --method fedala --rounds 20 -o fed
+        pfl federation create agreed.toml --methods fedavg,ditto,panm -o fed
     """
 
     NAME: ClassVar[str] = "federation create"
@@ -41,7 +48,7 @@ class CreateFederation(Options):
     source: Annotated[
         ArtifactPath,
         artifact_argument(
-            "Run the method of these predictions, or --method among the sites of this table.",
+            "Run the methods of these predictions, or those that are named among the sites of this table.",
             "predictions",
             metavar="SOURCE",
         ),
@@ -58,8 +65,28 @@ class CreateFederation(Options):
             autocompletion=completion.names("methods"),
         ),
     ] = None
+    methods: Annotated[
+        Sequence[str] | None,
+        METHODS,
+        typer.Option(
+            help="Compare these methods, separated by commas; of a folder of `pfl compare`, all for those that can run"
+            " among sites. METHOD@NAME is a variant with its own --set options.",
+            metavar="NAME,NAME",
+            show_default="one method",
+            autocompletion=completion.comma_separated(completion.names("methods", "all")),
+        ),
+    ] = None
     settings: Mapping[str, Any] | None = None
-    options: Set = None
+    options: Annotated[
+        Mapping[str, Any] | None,
+        ASSIGNMENTS,
+        typer.Option(
+            "--set",
+            help="Set an option of the method, with --methods as METHOD.KEY=VALUE; repeat it for more.",
+            metavar="KEY=VALUE",
+            callback=merge_with_file,
+        ),
+    ] = None
     seed: Annotated[
         int | None,
         typer.Option(
@@ -69,6 +96,18 @@ class CreateFederation(Options):
             show_default="that of the run, or of the splits of the table",
         ),
     ] = None
+    seeds: Annotated[
+        Sequence[int] | None,
+        SEEDS,
+        typer.Option(
+            help="With --methods: run them with each of these seeds, separated by commas.",
+            metavar="N,N",
+            show_default="those of the pilot, or --seed",
+        ),
+    ] = None
+    metrics: Metrics = None
+    positive: Positive = None
+    baseline: Baseline = "fedavg"
 
 
 @dataclass(frozen=True)

@@ -265,13 +265,14 @@ def size(layout: Layout) -> int:
     return sum(abs(math.prod(shape)) * dtype.itemsize for dtype, shape in layout.values())
 
 
-def read_kind(path: Path) -> str:
-    """Return which message a file is, without checking it; raises InputError if it is none."""
+def read_kind(path: Path) -> tuple[str, str]:
+    """Return which message a file is, and of which federation, without checking it; raises InputError if it is none."""
     with foreign.reading(path, "a message of pfl"), path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 0 < length <= min(path.stat().st_size - 8, _MAX_HEAD):
             raise InputError(f"{path} is truncated, or not a message of pfl")
-        return str(json.loads(json.loads(file.read(length))["__metadata__"][_KEY])["kind"])
+        head = json.loads(json.loads(file.read(length))["__metadata__"][_KEY])
+        return str(head["kind"]), str(head["federation"])
 
 
 def _describe(dtype: torch.dtype, shape: tuple[int, ...]) -> str:

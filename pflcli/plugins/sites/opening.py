@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -15,6 +16,8 @@ import torch
 from pflcli.artifacts import client_blocks, disk
 from pflcli.artifacts.kinds import federation as federations
 from pflcli.artifacts.kinds.partition import Partition
+from pflcli.artifacts.manifest import NAME as MANIFEST
+from pflcli.artifacts.manifest import ManifestDict, digest
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.safetensors_file import TYPES
 from pflcli.core import config, foreign, methods, registry, sources
@@ -34,6 +37,30 @@ from pflcli.workflow.training.run_spec import RunSpec
 
 _MARK = "deployment.json"
 """The file that marks the folder of a server or a site."""
+_RUN = re.compile(r"seed-\d{1,10}/[A-Za-z0-9_-]+(@[A-Za-z0-9_-]+)?")
+"""The name of a run of several: the folder in which ``pfl compare`` makes it."""
+_RUN_KEYS = {"method", "options", "settings", "seed", "agreement", "exchange", "then"}
+
+
+def read_runs(federation: Artifact) -> dict[str, Artifact]:
+    """Return what a federation runs: for each of several runs, by its name, the federation of this run alone.
+
+    A federation of a single run is itself, by an empty name. Raises InputError for a run that is none.
+    """
+    manifest = federation.manifest
+    if "runs" not in manifest.request:
+        return {"": federation}
+    shared = {key: value for key, value in manifest.request.items() if key not in ("runs", "scores")}
+    found = {}
+    for name, run in manifest.request["runs"].items():
+        if not _RUN.fullmatch(name) or not run.keys() <= _RUN_KEYS:
+            raise InputError(f"{federation.path} has a run {name[:80]!r}, which no pfl has made")
+        request = ManifestDict.wrap(federation.path / MANIFEST, {**shared, **run})
+        fingerprint = digest({"federation": manifest.fingerprint, "run": name})
+        found[name] = Artifact(federation.path, replace(manifest, request=request, fingerprint=fingerprint))
+    if not found:
+        raise InputError(f"{federation.path} has no run")
+    return found
 
 
 def read_terms(federation: Artifact) -> Terms:

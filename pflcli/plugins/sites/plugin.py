@@ -26,7 +26,7 @@ COMMANDS = {
         "panel": "Among real sites",
         "options": "federation_options:RunFederation",
         "function": "federation:run_federation",
-        "terminal": "terminal:PATH",
+        "terminal": "terminal:RUN",
     },
     "site columns": {
         "panel": "Among real sites",

@@ -28,6 +28,15 @@ class CheckSite(Options):
     partition: Annotated[ArtifactPath, artifact_argument("Take part with the samples of this partition.", "partition")]
     federation: Annotated[ArtifactPath, artifact_argument("Take part in this federation.", "federation")]
     out: Annotated[FilePath, out_option("Make the folder of the site here.")]
+    _: KW_ONLY
+    fewest: Annotated[
+        int,
+        typer.Option(
+            help="Send no scores of fewer test samples than this many, but their number; for several methods.",
+            min=0,
+            metavar="N",
+        ),
+    ] = 5
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,11 @@ SERVER = "server"
 POLL_SECONDS = 0.05
 """How long the server, a site and a relay wait before they look for messages again."""
 _PIECE_BYTES = 1 << 20
-_ADDRESS = re.compile(
-    r"(\d{3,}-[A-Za-z0-9_-]+)(?:/([A-Za-z0-9_][A-Za-z0-9_.-]*))?/((?:question|answer)-\d{6,}|final)\.msg"
-)
+RECORDS = "records.json"
+"""The file of a site's scores, which answers the last messages of several runs."""
+_ADDRESS = re.compile(r"(\d{3,}-[A-Za-z0-9_-]+)(?:/([^./\n\0][^/\n\0]*))?/((?:question|answer)-\d{6,}|final)\.msg")
+_LAST_SECONDS = 5.0
+"""How long a relay at a site waits for the scores, which come once the site has the last messages of all runs."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,17 @@ class Address:
     is_answer: bool = False
 
     def __str__(self) -> str:
+        if self.number is None and self.is_answer:
+            return f"{self.site}/{RECORDS}"
         kind = "answer" if self.is_answer else "question"
         name = "final.msg" if self.number is None else f"{kind}-{self.number:06d}.msg"
         return "/".join(part for part in (self.site, self.run, name) if part)
+
+    @classmethod
+    def make(cls, names: list[str], site: str, run: str, number: int | None) -> Address:
+        """Return the address of a message to the ``site`` among ``names``, in the ``run`` if there are several."""
+        folder = folder_of(Path(), names, site, run)
+        return cls(folder.parts[0], folder.parts[1] if run else "", number)
 
     @classmethod
     def parse(cls, text: str) -> Address:
@@ -59,7 +69,7 @@ class Address:
 
     @property
     def answer(self) -> Address:
-        """The address of the answer to this question."""
+        """The address of the answer to this question; of a last message, that of the scores."""
         return Address(self.site, self.run, self.number, is_answer=True)
 
     @property
@@ -82,7 +92,7 @@ class Transport(Protocol):
         """
 
     def fetch(self, place: str) -> Arrived:
-        """Yield what has arrived for a place; at SERVER also the last message of a run, once its site has it."""
+        """Yield what has arrived for a place; at SERVER also each last message, empty, once its site has it."""
 
 
 def folder_of(exchange: Path, names: list[str], site: str, run: str = "") -> Path:
@@ -185,13 +195,20 @@ def relay(
 ) -> None:
     """Carry messages between the server's ``folder`` and sites, until they have this number of ``last_messages``."""
     finished = set[Address]()
-    while len(finished) < last_messages:
+
+    def find_unscored() -> set[Address]:
+        """Return a last message of each site with several runs that has not sent its scores."""
+        waiting = [each for each in finished if each.run and not folder.find(each.answer).exists()]
+        return {*{each.site: each for each in sorted(waiting, key=str)}.values()}
+
+    while len(finished) < last_messages or find_unscored():
         for address, pieces in (each for site in folder.sites for each in folder.fetch(site)):
-            if address not in finished:
+            if address not in finished - find_unscored():
                 transport.post(address, pieces)
         for address, pieces in transport.fetch(SERVER):
-            say(str(address))
-            if address.number is None:
+            if address not in finished:
+                say(str(address))
+            if address.number is None and not address.is_answer:
                 finished.add(address)
             else:
                 folder.post(address, pieces)
@@ -202,8 +219,8 @@ def deliver(folder: Folder, text: str, content: bytes, seconds: float) -> bytes:
     """Put a message for the site whose ``folder`` this is; return its answer, empty if none comes in ``seconds``.
 
     ``text`` is the address. ``pfl site serve --at`` this folder answers, so that no program is started for a message.
-    The last message has no answer. Answered questions before this one are removed. Raises InputError for an address to
-    which no server may write.
+    The last message has no answer but the scores of several runs, once all of these are over. Answered questions before
+    this one are removed. Raises InputError for an address to which no server may write.
     """
     address = Address.parse(text)
     path, answer = folder.find(address), folder.find(address.answer)
@@ -217,8 +234,10 @@ def deliver(folder: Folder, text: str, content: bytes, seconds: float) -> bytes:
             if earlier != answer:  # the site does not read its question any more
                 earlier.with_name(earlier.name.replace("answer", "question")).unlink(missing_ok=True)
                 earlier.unlink(missing_ok=True)
+    if address.number is None:
+        seconds = _LAST_SECONDS if address.run else 0.0
     until = time.monotonic() + seconds
-    while address.number is not None and time.monotonic() < until:
+    while time.monotonic() < until:
         with suppress(FileNotFoundError):
             return answer.read_bytes()
         time.sleep(POLL_SECONDS)

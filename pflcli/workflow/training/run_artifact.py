@@ -100,12 +100,12 @@ def write_rounds(
 
 
 def summarize(
-    job: Job, run: Run, reported: Mapping[str, Any], played: int, costs: Sequence[Artifact]
+    name: str, run: Run, reported: Mapping[str, Any], played: int, costs: Sequence[Artifact]
 ) -> dict[str, Any]:
     """Return the summary; its bytes include those of the artifacts ``costs``, on which the run depends."""
     before = [item.manifest.summary.get("rounds", 0) for item in costs if item.kind == "backbone"]
     return {
-        "method": job.name,
+        "method": name,
         "clients": len(run.clients),
         "participants": len(run.federation.participants),
         "model_bytes": parameters.size(run.init),

@@ -221,7 +221,7 @@ def test_one_answer_tells_class_counts_and_the_record_of_an_only_patient(world, 
     assert counts == pytest.approx([1, 27], abs=1e-3)
     scale = next(each for each in book["scales"] if each["client"] == CLIENT)
     record = (n * weight[0] / 0.1) * scale["sd"] + scale["mean"]  # the sum of all standardized samples is 0
-    data = site._reopen(tmp_path / "site").data
+    data = site._reopen(tmp_path / "site")[0][""].data
     rows = slice(*data.offsets[3 * client : 3 * client + 2])
     (own,) = np.asarray(data.x[rows])[np.asarray(data.y[rows]) == 0]
     assert record == pytest.approx(own * scale["sd"] + scale["mean"], abs=1e-4)

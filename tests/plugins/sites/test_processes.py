@@ -167,6 +167,7 @@ def run_without(world, folder, absent, monkeypatch, fed=None, execution=ONE):
             if name not in absent.get(number, ()):
                 answer_message(folder / f"site {name}", path, out=answer_file(path.parent, number), execution=ONE)
         inbox.look(is_last=True)
+        return ()
 
     monkeypatch.setattr("pflcli.plugins.sites.federation._wait", answer)
     result = run_federation(fed, folder / "exchange", folder / "server", execution=execution)

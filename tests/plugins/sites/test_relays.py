@@ -277,7 +277,7 @@ def test_a_site_whose_relay_fails_is_asked_again_later(carried, capsys, monkeypa
     assert sum("S-o-Paulo" in address for address in deployment.delivered) == 3
 
 
-def test_several_runs_of_a_site_are_carried_beside_each_other(carried):
+def test_several_runs_of_a_site_and_its_scores_are_carried_beside_each_other(carried):
     deployment, made = carried
     runs = ("seed-0-fedavg", "seed-1-ditto")
     site = deployment.folder("tiny")
@@ -285,9 +285,21 @@ def test_several_runs_of_a_site_are_carried_beside_each_other(carried):
         (site / run).mkdir()
         (site / run / "final.msg").write_bytes(run.encode())
     (site / "question-000001.msg").unlink()
-    relay(deployment.exchange, made, 2, lambda text: None)
     own = folder_of(deployment.at_site("tiny").path, [*NAMES], "tiny")
+
+    def score():
+        """Send the scores, as a site does that has the last messages of all runs."""
+        while not all((own / run / "final.msg").exists() for run in runs):
+            time.sleep(0.01)
+        (own / transport.RECORDS).write_bytes(b"scores")
+
+    scoring = threading.Thread(target=score, daemon=True)
+    scoring.start()
+    for name in NAMES[:2]:
+        question_file(deployment.folder(name), 1).unlink()
+    relay(deployment.exchange, made, 2, lambda text: None)
     assert [(own / run / "final.msg").read_bytes().decode() for run in runs] == [*runs]
+    assert (site / transport.RECORDS).read_bytes() == b"scores"
 
 
 def test_in_flower_only_the_node_with_the_key_of_a_site_gets_its_messages(deployment, monkeypatch, capsys):

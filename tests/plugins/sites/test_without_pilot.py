@@ -11,6 +11,7 @@ from helpers import error_text
 from pflcli import import_data
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import predictions
+from pflcli.artifacts.manifest import read as read_manifest
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.core.errors import InputError, UnsuitedError, UsageError
 from pflcli.plugins.sites.columns.commands import agree_on_columns, summarize_columns
@@ -67,6 +68,7 @@ def play(at, fed, monkeypatch):
             asked, answered = question_file(folders[site], number), answer_file(folders[site], number)
             answer_message(at / f"site {site}", asked, out=answered, threads=1)
         inbox.look(is_last=True)
+        return ()
 
     monkeypatch.setattr("pflcli.plugins.sites.federation._wait", answer)
     result = run_federation(fed, at / "exchange", at / "server", threads=1)
@@ -130,11 +132,20 @@ def test_a_site_whose_number_of_training_samples_differs_is_refused(agreed, tmp_
     assert "did you mean 'hungary'" in error_text(error)
 
 
+def test_a_method_on_a_store_gets_the_backbone_and_a_store_with_all_defaults(agreed, tmp_path):
+    made = create_federation(agreed, tmp_path / "fed", method="knn-per", options={"k": 3}, **SETTINGS)
+    assert made.request["method"] == "fedavg"
+    assert made.request["settings"]["rounds"] == SETTINGS["rounds"]
+    assert made.request["then"]["method"] == "knn-per"
+    assert made.request["then"]["options"]["k"] == 3
+    assert made.request["then"]["datastore"] == {}
+    assert {"methods/fedavg", "methods/knn-per"} <= read_manifest(tmp_path / "fed").code.keys()
+
+
 WRONG = {
     "no method": ({}, UsageError, ["does not say which method", "--method fedavg"]),
     "an unknown method": ({"method": "fedavgg"}, UsageError, ["did you mean 'fedavg'"]),
     "an option of another method": ({"method": "fedavg", "options": {"lam": 1}}, UsageError, ["lam"]),
-    "a method on a store": ({"method": "knn-per"}, UnsuitedError, ["needs a trained datastore", "on a pilot"]),
     "a method that pools samples": ({"method": "pooled"}, UnsuitedError, ["cannot run among real sites"]),
     "a network for images": ({"method": "fedavg", "model": "cnn"}, UsageError, ["cnn takes images"]),
     "a network without a body": ({"method": "fedper", "model": "logistic"}, UnsuitedError, ["is all head"]),

@@ -76,7 +76,7 @@ class Flower:
             content = reply.content["message"]["file"].data
             if address.number is None:
                 yield address, ()
-            elif content:  # otherwise the site still computes
+            if content:  # otherwise the site still computes
                 yield address.answer, [content]
 
     def _find_node(self, name: str) -> int | None:

@@ -1,0 +1,256 @@
+"""Several methods and seeds among real sites end with the table that the simulation has."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from helpers import error_text
+from pflcli.artifacts.kinds import predictions
+from pflcli.artifacts.open_by_path import open_one
+from pflcli.commands.compare import compare
+from pflcli.commands.import_data import import_data
+from pflcli.commands.partition import partition
+from pflcli.core.errors import ComputationError, InputError, UnsuitedError, UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.reporter import Reporter
+from pflcli.plugins.sites import several
+from pflcli.plugins.sites import site as site_module
+from pflcli.plugins.sites.federation import check_federation, create_federation, run_federation
+from pflcli.plugins.sites.site import answer_message, check_site
+from pflcli.plugins.sites.transport import RECORDS, answer_file, find_last_question, folder_of, question_file
+
+SITES = ("north", "south", "west")
+METHODS = ("fedavg", "panm", "knn-per", "local")
+ONE = Execution(threads=1)
+SETTINGS = {"model": "mlp", "rounds": 2, "participation": 0.7}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """Tables of three sites, a comparison on them together, the federation of it, and the partition of each site."""
+    at, draw = tmp_path_factory.mktemp("several"), np.random.default_rng(0)
+    for place, name in enumerate(SITES):
+        with (at / f"{name}.csv").open("w", newline="") as file:
+            write = csv.writer(file)
+            write.writerow(["age", "dose", "city", "outcome"])
+            for i in range(20 + 15 * place):
+                age, dose = draw.normal(50, 10), draw.normal(place)
+                write.writerow(
+                    [f"{age:.4f}", f"{dose:.4f}", "XY"[i % 2], "yes" if age + dose + draw.normal(0, 8) > 50 else "no"]
+                )
+    import_data([at / f"{name}.csv" for name in SITES], label="outcome", standardize=True, out=at / "data")
+    partition(at / "data", at / "partition")
+    compare(at / "partition", at / "pilot", methods=METHODS, seeds=[0, 1], references=False, apart=True,
+            metrics="accuracy,auroc", execution=ONE, **SETTINGS)  # fmt: skip
+    create_federation(at / "pilot", at / "fed", methods="all", metrics="accuracy,auroc", execution=ONE)
+    for name in SITES:
+        import_data(at / f"{name}.csv", like=at / "fed", out=at / f"data {name}")
+        partition(at / f"data {name}", at / f"partition {name}", like=at / "fed", client=name)
+    return at
+
+
+def play(world, at, monkeypatch, fewest=0):
+    """Run the server in ``at``, whose questions sites answer one after the other."""
+    for name in SITES:
+        check_site(world / f"partition {name}", world / "fed", at / f"site {name}", fewest=fewest)
+    take_turns = several.take_turns
+
+    def wait(inbox, hub):
+        for site in inbox.missing:
+            place = hub.place_of(site)
+            number = find_last_question(place)
+            out = answer_file(place, number)
+            answer_message(at / f"site {site}", question_file(place, number), out=out, execution=ONE)
+        inbox.look(is_last=True)
+        return ()
+
+    def finish(plays):
+        ended = take_turns(plays)
+        for site in SITES:
+            place = folder_of(at / "exchange", [*SITES], site)
+            for name in plays:
+                run = folder_of(at / "exchange", [*SITES], site, name)
+                answer_message(at / f"site {site}", run / "final.msg", out=place / RECORDS, execution=ONE)
+        return ended
+
+    monkeypatch.setattr("pflcli.plugins.sites.federation._wait", wait)
+    monkeypatch.setattr(several, "take_turns", finish)
+    return run_federation(world / "fed", at / "exchange", at / "real", execution=ONE)
+
+
+@pytest.fixture(scope="module")
+def played(world):
+    with pytest.MonkeyPatch.context() as patch:
+        return play(world, world, patch)
+
+
+class Told(Reporter):
+    """A reporter that keeps what is said."""
+
+    def __init__(self, lines):
+        self.lines = lines
+
+    def say(self, text):
+        self.lines.append(text)
+
+
+def read_numbers(folder):
+    with (folder / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return {row["method"]: {key: value for key, value in row.items() if "seconds" not in key} for row in rows}
+
+
+def test_sites_and_simulation_have_the_same_table(world, played):
+    real, pilot = world / "real" / "comparison", world / "pilot" / "comparison"
+    assert played["path"] == str(real)
+    assert played["without_scores"] == []
+    for method, numbers in read_numbers(pilot).items():
+        assert read_numbers(real)[method] == numbers
+    assert [*read_numbers(real)] == [*read_numbers(pilot)]
+    assert (real / "clients.csv").read_bytes() == (pilot / "clients.csv").read_bytes()
+    mine, other = ((each / "table.md").read_text().splitlines() for each in (real, pilot))
+    assert {line for line in mine if "seconds" not in line and " s" not in line and "|" not in line} <= {*other}
+    (title,) = {line for line in other if line.startswith(("No gain", "With ", "Take "))} or {""}
+    assert title in mine
+
+
+def test_no_sample_is_in_what_the_server_has(world, played):
+    for name in ("fedavg", "knn-per"):
+        with pytest.raises(InputError, match="they are at the sites"):
+            predictions.read(open_one(world / "real" / "seed-0" / name), "test")
+    assert sum(path.stat().st_size for path in world.glob("exchange/*/records.json")) < 3 * len(METHODS) * 2 * 1300
+    digests = [
+        client["scores"]["samples"]
+        for each in (world / "real").glob("seed-*/*/records.json")
+        for client in json.loads(each.read_text())["clients"]
+    ]
+    own = open_one(world / "site north" / "seed-0" / "fedavg" / "predictions")
+    from pflcli.evaluation.records import digest_samples
+
+    assert len({*digests}) == len(SITES)
+    assert not {*digests} & {*digest_samples(predictions.read(own, "test")).tolist()}
+
+
+def test_the_same_command_finds_the_table_up_to_date(world, played):
+    before = (world / "real" / "comparison" / "manifest.json").read_bytes()
+    again = run_federation(world / "fed", world / "exchange", world / "real", execution=ONE)
+    assert again == played
+    assert (world / "real" / "comparison" / "manifest.json").read_bytes() == before
+
+
+def send_again(world, at, change, **options):
+    """Let the server, whose runs are over, wait for scores again, after a ``change`` of what sites have sent."""
+    shutil.copytree(world / "exchange", at / "exchange")
+    shutil.copytree(
+        world / "real",
+        at / "real",
+        ignore=lambda at, names: {"seed-0", "seed-1", "comparison"} if at.endswith("real") else (),
+    )
+    for number, site in enumerate(SITES):
+        change(site, at / "exchange" / f"{number:03d}-{site}" / RECORDS)
+    return run_federation(world / "fed", at / "exchange", at / "real", execution=ONE, **options)
+
+
+def test_a_site_that_sends_no_scores_is_named_and_its_scores_may_follow(world, played, tmp_path):
+    made = send_again(world, tmp_path, lambda site, path: site == "south" and path.unlink(), patience=0.2)
+    assert made["without_scores"] == ["south"]
+    text = (tmp_path / "real" / "comparison" / "table.md").read_text()
+    assert "without scores, and not counted: south" in text
+    with (tmp_path / "real" / "comparison" / "clients.csv").open() as file:
+        counts = {row["name"]: int(row["n_test"]) for row in csv.DictReader(file)}
+    assert counts["south"] == 0 < counts["north"]
+    shutil.copy(world / "exchange" / "001-south" / RECORDS, tmp_path / "exchange" / "001-south" / RECORDS)
+    later = run_federation(world / "fed", tmp_path / "exchange", tmp_path / "real", execution=ONE)
+    assert later["without_scores"] == []
+    assert read_numbers(tmp_path / "real" / "comparison") == read_numbers(world / "real" / "comparison")
+
+
+def test_no_scores_at_all_are_an_error(world, played, tmp_path):
+    with pytest.raises(ComputationError, match="no site has sent scores"):
+        send_again(world, tmp_path, lambda site, path: path.unlink(), patience=0.1)
+
+
+def test_few_test_samples_are_withheld(world, played, tmp_path):
+    def withhold(site, path):
+        opened, facts = site_module._reopen(world / f"site {site}")
+        shutil.copy(site_module._write_records(world / f"site {site}", opened, {**facts, "fewest": 5}), path)
+
+    send_again(world, tmp_path, withhold)
+    text = (tmp_path / "real" / "comparison" / "table.md").read_text()
+    assert "few test samples, whose scores they withhold" in text
+    sent = json.loads((tmp_path / "exchange" / "000-north" / RECORDS).read_text())
+    assert {client["scores"] for run in sent["runs"] for client in run["clients"]} == {None}
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (("client",), "north", "another site or federation"),
+        (("federation",), "0" * 64, "another site or federation"),
+        (("runs", 0, "label"), "fedprox", "other runs"),
+        (("runs", 0, "split"), "validation", "other clients or samples"),
+        (("runs", 0, "clients", 0, "name"), "north", "other clients or samples"),
+        (("runs", 0, "clients", 0, "n"), 10**6, "add up"),
+        (("runs", 0, "clients", 0), {"name": "west", "n": 3, "scores": None}, "other numbers"),
+        (("runs", 0, "clients", 0, "scores", "client"), {"accuracy": 1.0}, "agreed on"),
+        (("more",), 1, "more"),
+        (("client",), "x" * 10**6, "no file of scores"),
+    ],
+)
+def test_scores_that_do_not_fit_are_named_and_not_counted(world, played, tmp_path, monkeypatch, place, value, words):
+    def change(site, path):
+        if site == "west":
+            found = json.loads(path.read_text())
+            *way, last = place
+            inner = found
+            for key in way:
+                inner = inner[key]
+            inner[last] = value
+            path.write_text(json.dumps(found))
+
+    said = list[str]()
+    monkeypatch.setattr("pflcli.plugins.sites.exchange.SETTLE_SECONDS", 0.01)
+    monkeypatch.setattr("test_several.ONE", Execution(threads=1, reporter=Told(said)))
+    made = send_again(world, tmp_path, change, patience=0.2)
+    assert made["without_scores"] == ["west"]
+    (line,) = [line for line in said if line.startswith("WARNING: 'west'")]
+    assert words in line
+
+
+def test_a_federation_shows_its_runs(world):
+    facts = check_federation(world / "fed")
+    assert [*facts["runs"]][:2] == ["seed-0/fedavg", "seed-1/fedavg"]
+    assert facts["runs"]["seed-0/knn-per"]["rounds_of"] == "fedavg"
+    assert facts["scores"] == {"metric": ["accuracy", "auroc"], "positive": None, "baseline": "fedavg"}
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"methods": "fedavg,local", "baseline": "panm"}, UsageError, "baseline 'panm' is not among fedavg, local"),
+        ({"methods": "fedavg,moon"}, UsageError, "no run of moon"),
+        ({"methods": "fedavg", "seeds": "7"}, UsageError, "no run with seed 7"),
+        ({"methods": "fedavg", "method": "panm"}, UsageError, "--method and --methods"),
+        ({"methods": "fedavg", "rounds": 9}, UsageError, "--rounds has no effect"),
+        ({"methods": "fedavg", "metrics": "rmse"}, UsageError, "rmse"),
+        ({"seeds": "0"}, UsageError, "--seeds has no effect without --methods"),
+        ({"metrics": "auroc"}, UsageError, "--metric has no effect without --methods"),
+    ],
+)
+def test_what_cannot_be_compared_among_sites_is_refused(world, tmp_path, options, kind, words):
+    with pytest.raises(kind) as error:
+        create_federation(world / "pilot", tmp_path / "fed", execution=ONE, **options)
+    assert words in error_text(error)
+
+
+def test_a_named_method_that_cannot_run_among_sites_is_an_error(world, tmp_path):
+    compare(world / "partition", tmp_path / "c", methods=["fedavg", "pooled"], execution=ONE, **SETTINGS)
+    with pytest.raises(UnsuitedError, match="pooled"):
+        create_federation(tmp_path / "c", tmp_path / "fed", methods="fedavg,pooled", execution=ONE)
+    made = create_federation(tmp_path / "c", tmp_path / "fed", methods="all", execution=ONE)
+    assert "seed-0/pooled" not in made.request["runs"]
