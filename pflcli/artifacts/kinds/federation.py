@@ -9,7 +9,7 @@ phase; and a hash of ``codebook.json``, which has the names of clients and class
 ``settings``, ``seed`` and, if it needs one, the options of its ``datastore`` and the ``layer`` that represents samples
 in it. ``agreement`` is the hash of the table of columns that sites agreed on, if there was no run.
 
-Several ``runs`` have theirs by name, ``seed-N/METHOD``; ``scores`` are those of sites: ``metric``, ``positive`` and so on.
+Several ``runs`` have theirs by name, ``seed-N/METHOD``; ``scores`` are those of sites: ``metric``, ``baseline``, ...
 """
 
 from __future__ import annotations

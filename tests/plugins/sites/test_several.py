@@ -62,7 +62,7 @@ def play(world, at, monkeypatch, fewest=0):
 
     def wait(inbox, hub):
         for site in inbox.missing:
-            place = hub.place_of(site)
+            place = hub.exchange.find(hub.address(site, None)).parent
             number = find_last_question(place)
             out = answer_file(place, number)
             answer_message(at / f"site {site}", question_file(place, number), out=out, execution=ONE)
