@@ -1,7 +1,8 @@
 """Personalized federated learning as composable commands over artifacts on disk.
 
-Each command is a function: ``from pflcli import partition, compare``. ``simulate`` runs a method on a ``Federation`` in
-memory. A name is imported when it is first used, so that ``pfl --help`` imports neither NumPy nor torch.
+Each command is a function: ``from pflcli import partition, compare``; ``pfl site check`` is
+``pflcli.site.check``. ``simulate`` runs a method on a ``Federation`` in memory. A name is imported when it is first
+used, so that ``pfl --help`` imports neither NumPy nor torch.
 """
 
 from __future__ import annotations
@@ -40,10 +41,7 @@ if TYPE_CHECKING:
     from pflcli.plugins.page.report import report
     from pflcli.plugins.referee.import_predictions import import_predictions
     from pflcli.plugins.replay.replay import replay
-    from pflcli.plugins.sites.columns.commands import agree_on_columns, summarize_columns
-    from pflcli.plugins.sites.federation import check_federation, create_federation, run_federation
-    from pflcli.plugins.sites.join import join_federation
-    from pflcli.plugins.sites.site import answer_message, check_site, serve_site
+    from pflcli.plugins.sites.api import federation, site
     from pflcli.plugins.tracking.live import Tracker
     from pflcli.plugins.tracking.track import track
 
@@ -53,20 +51,16 @@ __all__ = [
     "EarlyStopping",
     "Federation",
     "Tracker",
-    "agree_on_columns",
-    "answer_message",
     "audit",
     "build_datastore",
     "check",
-    "check_federation",
-    "check_site",
     "compare",
-    "create_federation",
     "demo",
     "embed",
     "evaluate",
     "export",
     "extract",
+    "federation",
     "import_data",
     "import_predictions",
     "join_federation",
@@ -78,11 +72,9 @@ __all__ = [
     "predict",
     "replay",
     "report",
-    "run_federation",
-    "serve_site",
     "simulate",
+    "site",
     "stack",
-    "summarize_columns",
     "sweep",
     "table",
     "track",
@@ -107,10 +99,7 @@ _MODULES = {
     "simulate": "core.simulation.simulate",
     "table": "evaluation.in_memory",
     **{name: f"plugins.{plug}.{name}" for plug, names in _PLUGINS.items() for name in names},
-    **dict.fromkeys(("agree_on_columns", "summarize_columns"), "plugins.sites.columns.commands"),
-    **dict.fromkeys(("check_federation", "create_federation", "run_federation"), "plugins.sites.federation"),
-    **dict.fromkeys(("answer_message", "check_site", "serve_site"), "plugins.sites.site"),
-    "join_federation": "plugins.sites.join",
+    **{name: f"plugins.sites.api.{name}" for name in ("federation", "site")},
 }
 """The modules that define public names, if they are not named like a module of ``commands``."""
 for _name, _module in _MODULES.items():
@@ -125,7 +114,8 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         plug = f": it is of the plug-in {module.split('.')[1]}, which is not installed" if name in _MODULES else ""
         raise AttributeError(f"module 'pflcli' has no attribute '{name}'{plug}")
-    value = getattr(importlib.import_module(f"pflcli.{module}"), name)
+    home = importlib.import_module(f"pflcli.{module}")
+    value = getattr(home, name, home)  # the commands of a group are a module
     globals()[name] = value
     return value
 

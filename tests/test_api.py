@@ -6,6 +6,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+from operator import attrgetter
 
 import numpy as np
 import pytest
@@ -19,8 +20,11 @@ from pflcli.core.settings import Settings
 from pflcli.options.declaration import Options, declared_options
 
 OWN = [path.stem for path in sorted((ROOT / "commands").glob("[!_]*.py")) if path.stem in pflcli.__all__]
-ADDED = {facts["function"].partition(":")[2]: (plug, facts) for plug, facts in plugins.added("COMMANDS").values()}
-"""The functions of commands of plug-ins, with what their ``plugin.py`` says."""
+ADDED = {
+    command.replace(" ", ".") if " " in command else facts["function"].partition(":")[2]: (plug, facts)
+    for command, (plug, facts) in plugins.added("COMMANDS").items()
+}
+"""The functions of commands of plug-ins, such as site.check of pfl site check, with what their ``plugin.py`` says."""
 FUNCTIONS = {
     name: cls
     for name in OWN
@@ -32,11 +36,15 @@ FUNCTIONS = {
 def test_every_command_that_writes_is_a_function_of_the_package():
     assert {path.stem for path in (ROOT / "commands").glob("[!_]*.py")} - {*OWN} == {"doctor", "listing", "show"}
     assert ADDED
-    assert {*FUNCTIONS} == {*OWN, *ADDED} <= {*pflcli.__all__} & {*dir(pflcli)}
+    assert {*FUNCTIONS} == {*OWN, *ADDED}
+    assert {name.partition(".")[0] for name in FUNCTIONS} <= {*pflcli.__all__} & {*dir(pflcli)}
     for name in OWN:
         assert getattr(pflcli, name) is getattr(importlib.import_module(f"pflcli.commands.{name}"), name)
     for name, (plug, facts) in ADDED.items():
-        assert getattr(pflcli, name) is plug.load(facts["function"])
+        assert attrgetter(name)(pflcli) is plug.load(facts["function"])
+    groups = ("federation", "site")
+    listed = {f"{group}.{name}" for group in groups for name in getattr(pflcli, group).__all__}
+    assert listed == {name for name in ADDED if name.startswith(groups)}
 
 
 def test_no_name_of_the_package_is_listed_twice_or_is_also_a_module():
@@ -157,7 +165,7 @@ def test_a_function_refuses_a_number_outside_the_bounds_of_its_option(tmp_path, 
 @pytest.mark.parametrize("name", [*FUNCTIONS, "simulate", "table"])
 def test_a_function_refuses_values_of_another_type_by_name(name):
     """Each argument in turn is an object that nothing takes; the others need not make sense."""
-    function = getattr(pflcli, name)
+    function = attrgetter(name)(pflcli)
     parameters = inspect.signature(function).parameters.values()
     needed = {each.name: "x" for each in parameters if each.default is each.empty and each.kind is not each.VAR_KEYWORD}
     for key in needed:
@@ -183,7 +191,7 @@ def test_misspelt_argument_is_answered_with_the_nearest_one():
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_help_lists_every_keyword_with_a_type_and_a_sentence(name):
-    function, cls = getattr(pflcli, name), FUNCTIONS[name]
+    function, cls = attrgetter(name)(pflcli), FUNCTIONS[name]
     documented = dict(re.findall(r"^(\w+) : .+\n    (.+)", inspect.getdoc(function), re.MULTILINE))
     assert {*documented} == {*inspect.signature(function).parameters}
     assert all(len(sentence.split()) > 2 for sentence in documented.values())
@@ -203,4 +211,4 @@ def test_a_function_refuses_a_word_that_is_not_among_the_choices_of_an_option(na
     required = {each.name: "nothing" for each in declared_options(FUNCTIONS[name]) if each.is_required}
     assert option.info.autocompletion("") == [*option.choices]
     with pytest.raises(UsageError, match=f"unknown {option.flag} 'nothing'"):
-        getattr(pflcli, name)(**{**required, option.name: "nothing"})
+        attrgetter(name)(pflcli)(**{**required, option.name: "nothing"})

@@ -22,6 +22,12 @@ PUBLIC = {name: getattr(pflcli, name) for name in pflcli.__all__}
 OFFERED = {name: getattr(method, name) for name in registry.read_homes()}
 SHOWN = {
     **PUBLIC,
+    **{
+        f"{group}.{name}": getattr(members, name)
+        for group, members in PUBLIC.items()
+        if inspect.ismodule(members)
+        for name in members.__all__
+    },
     **{f"method.{name}": value for name, value in OFFERED.items() if inspect.isfunction(value)},
     "method": method,
 }
@@ -42,7 +48,9 @@ def undrawn(monkeypatch):
 
 
 def test_all_functions_are_found():
-    assert {"compare", "simulate", "serve_site", "method.find_nearest", "method.steps_per_epoch"} <= {*SHOWN}
+    assert {"compare", "simulate", "federation", "site.serve", "method.find_nearest", "method.steps_per_epoch"} <= {
+        *SHOWN
+    }
 
 
 @pytest.mark.parametrize("name", SHOWN)
@@ -52,7 +60,8 @@ def test_example_in_help_runs(name, folder, undrawn, monkeypatch):
     examples = doctest.DocTestParser().get_doctest(text, {}, name, None, None)
     assert examples.examples, f"help({name}) has no example"
     imported = "".join(example.source for example in examples.examples if " import " in example.source)
-    assert re.search(rf"\bimport .*\b{name.rpartition('.')[2]}\b", imported) or name == "method"
+    first, _, last = name.rpartition(".")
+    assert re.search(rf"\bimport .*\b{first if first in PUBLIC else last}\b", imported) or name == "method"
     if (needed := NEEDED.get(name)) and importlib.util.find_spec(needed) is None:
         pytest.skip(f"{needed} is not installed")
     monkeypatch.chdir(folder)

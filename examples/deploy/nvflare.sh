@@ -19,13 +19,18 @@ for hospital in $hospitals; do
   pfl site check "$runs/$hospital/site/partition" "$runs/fed" -o "$at/sites/$hospital" -q > /dev/null
 done
 
-# The coordinator: the server of pfl, and that of NVFlare. A site sets PFL and PFL_SITE where its client is started.
+# The coordinator: the server of pfl, and that of NVFlare. At each hospital: pfl, which holds the site open; a client
+# reaches one folder alone. The relay imports one module of pfl, without dependencies.
 pfl federation run "$runs/fed" --at "$at/exchange" -o "$at/server" --threads 1 > /dev/null &
-server=$!
-trap 'kill $server 2> /dev/null || true' EXIT
-export PFL_EXCHANGE=$at/exchange PFL=$(command -v pfl) PFL_SITE=$at/sites/{site} NVFLARE_POC_WORKSPACE=$at/poc
+started=($!)
+trap 'kill "${started[@]}" 2> /dev/null || true' EXIT
+for hospital in $hospitals; do
+  pfl site serve "$at/sites/$hospital" --at "$at/exchanges/$hospital" --threads 1 -q > /dev/null 2> "$at/$hospital.log" &
+  started+=($!)
+done
+export PFL_EXCHANGE=$at/exchange PFL_SITE_EXCHANGE=$at/exchanges/{site} NVFLARE_POC_WORKSPACE=$at/poc PYTHONPATH=$home
 (cd "$home/examples/deploy/nvflare" && "$environment/bin/python" job.py $hospitals) > "$at/nvflare.log" 2>&1
-wait $server
+wait "${started[@]}"
 
 for hospital in $hospitals; do
   for file in predictions.h5 state.safetensors; do

@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import re
 import tomllib
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -175,18 +176,21 @@ def test_scripts_of_the_api_page_run(tmp_path, monkeypatch, capsys):
 
 def list_functions_that_make():
     """Return the functions of commands that make an artifact, in the order of the help."""
-    names = ["_".join(reversed(name.split())).replace("-", "_") for name in COMMANDS]
-    functions = {name: getattr(pflcli, "import_data" if name == "import" else name, None) for name in names}
+    functions = dict[str, object]()
+    for command in COMMANDS:
+        group, _, word = command.replace("-", "_").rpartition(" ")
+        home = getattr(pflcli, group) if group else pflcli
+        functions[f"{group}.{word}".lstrip(".")] = getattr(home, "import_data" if word == "import" else word, None)
     return [name for name, made in functions.items() if made and inspect.signature(made).return_annotation == "Outcome"]
 
 
 def test_api_page_lists_one_function_per_command():
     rows = re.findall(r"^\| `([\w.]+)` \| (.*) \| \w", PAGES["docs/api.md"], flags=re.M)
-    named = [row[0].split(".")[-1].replace("import_data", "import") for row in rows]
+    named = [row[0].removeprefix("pflcli.").replace("import_data", "import") for row in rows]
     assert named == list_functions_that_make()
     for place, arguments in rows:
-        module, _, name = place.rpartition(".")
-        parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters.values()
+        function = attrgetter(place.removeprefix("pflcli."))(pflcli)
+        parameters = inspect.signature(function).parameters.values()
         needed = [item.name for item in parameters if item.kind is not item.KEYWORD_ONLY]
         assert re.findall(r"`(\w+)`", arguments) == needed
 

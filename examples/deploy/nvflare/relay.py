@@ -1,90 +1,73 @@
-"""NVFlare's Collab module: sends each question in the exchange folder to its site, and stores the answer beside it.
+"""NVFlare's Collab module: a transport whose messages go to the client that has the certificate of a site.
 
-``pfl federation run FEDERATION --at EXCHANGE`` writes the questions and reads the answers; ``PFL_EXCHANGE`` names the
-folder at the server. A client of NVFlare has the name of its site in the federation, with a hyphen for spaces, accented
-letters and the like, which NVFlare does not allow: that of the site's folder, without its number. At the site,
-``PFL_SITE`` is the folder that ``pfl site check`` made, and ``PFL`` the command; ``{site}`` in both stands for the name
-of the client. Only the exit code leaves the site if the command fails, and it is asked again later; its messages are in
-``FOLDER.log``.
+``pfl federation run FEDERATION --at EXCHANGE`` writes the questions and reads the answers, and ``relay`` of pfl carries
+them; at the server, ``PFL_EXCHANGE`` names the folder, and ``PFL_RUNS`` the number of runs, if there are several. A
+client of NVFlare has the name of its site's folder in EXCHANGE, without the number. At the site, ``PFL_SITE_EXCHANGE``
+is the folder of ``pfl site serve``, which holds the site open; ``{site}`` in it stands for the name of the client.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
-import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from nvflare.collab import collab
 
-POLL_SECONDS = 0.1
+from pflcli.plugins.sites.transport import Address, Arrived, Folder, relay
+from pflcli.plugins.sites.transport import deliver as deliver_to_folder
+
+WAIT_SECONDS = 600.0
+"""How long a site waits for the answer; after that, an empty reply makes the server ask again."""
 TIMEOUT_SECONDS = 3600.0
-"""How long a site may take to answer; NVFlare's default is a minute."""
+"""How long a call may take; NVFlare's default is a minute."""
 RETRY_SECONDS = 60.0
-"""When a site whose command failed is asked again."""
-NOT_STARTED = 127
-"""The exit code if the command could not be started."""
+"""When a site whose relay failed is asked again."""
 
 
-def find_open_message(folder: Path) -> Path | None:
-    """Return what a site has not answered: the last question, or the last message; None if there is nothing."""
-    questions = sorted(folder.glob("question-" + 6 * "[0-9]" + ".msg"))
-    if (folder / "final.msg").exists():
-        return folder / "final.msg"
-    if questions and not (folder / questions[-1].name.replace("question", "answer")).exists():
-        return questions[-1]
-    return None
+class Collab:
+    """The transport between the server and the clients of a job."""
 
+    def __init__(self, clients: Iterable[object], pool: ThreadPoolExecutor) -> None:
+        self._clients, self._pool = {client.name: client for client in clients}, pool
+        self._calls: dict[Address, Future[bytes]] = {}
+        self._not_before: dict[Address, float] = {}
 
-def serve(exchange: Path, client: object) -> None:
-    """Relay the messages of one site until it has the last one."""
-    path = Path()
-    while path.name != "final.msg":
-        folder = next((path for path in exchange.glob("*-*") if path.name.partition("-")[2] == client.name), None)
-        found = None if folder is None else find_open_message(folder)
-        if found is None:
-            time.sleep(POLL_SECONDS)
-            continue
-        try:
-            question = found.read_bytes()
-        except FileNotFoundError:  # pfl has closed the round
-            continue
-        try:
-            code, content = client(timeout=TIMEOUT_SECONDS).answer(question)
-        except Exception as error:  # a site that is away must not end the relay for the others
-            code, content = str(error), b""
-        if code:
-            print(f"{client.name}: no answer to {found.name} ({code}); see the site's log", flush=True)
-            time.sleep(RETRY_SECONDS)
-            continue
-        path = found
-        if path.name != "final.msg":
-            target = path.with_name(path.name.replace("question", "answer"))
-            target.with_suffix(".tmp").write_bytes(content)
-            target.with_suffix(".tmp").replace(target)
+    def post(self, address: Address, pieces: Iterable[bytes]) -> None:
+        """Send a message to the client with the name of its site, unless it is on its way."""
+        client, is_early = self._clients.get(address.name), time.monotonic() < self._not_before.get(address, 0.0)
+        if client is None or address in self._calls or is_early:
+            return
+        call = client(timeout=TIMEOUT_SECONDS).deliver
+        self._calls[address] = self._pool.submit(call, str(address), b"".join(pieces))
+
+    def fetch(self, place: str) -> Arrived:
+        """Yield the answers of clients."""
+        for address in [address for address, call in self._calls.items() if call.done()]:
+            call = self._calls.pop(address)
+            if error := call.exception():  # a site that is away must not end the relay for the others
+                self._not_before[address] = time.monotonic() + RETRY_SECONDS
+                print(f"no answer to {address} ({error}); see the log of the site", flush=True)
+                continue
+            if address.number is None:
+                yield address, ()
+            if content := call.result():  # otherwise the site still computes
+                yield address.answer, [content]
 
 
 @collab.main
 def run() -> None:
-    """Relay messages until every site has the last one."""
-    exchange, clients = Path(os.environ["PFL_EXCHANGE"]), list(collab.clients)
-    with ThreadPoolExecutor(len(clients)) as pool:
-        list(pool.map(lambda client: serve(exchange, client), clients))
+    """Relay messages until every site has the last one of each run."""
+    exchange, clients = Folder(Path(os.environ["PFL_EXCHANGE"])), [*collab.clients]
+    last_messages = len(clients) * int(os.environ.get("PFL_RUNS", "1"))
+    with ThreadPoolExecutor(last_messages) as pool:
+        relay(exchange, Collab(clients, pool), last_messages, print)
 
 
 @collab.publish
-def answer(content: bytes) -> tuple[int, bytes]:
-    """Return the exit code of ``pfl site answer`` and the answer, which is empty after the last message."""
-    folder = Path(os.environ["PFL_SITE"].format(site=collab.site_name))
-    with tempfile.TemporaryDirectory() as temporary, folder.with_name(f"{folder.name}.log").open("ab") as log:
-        question, reply = Path(temporary, "question"), Path(temporary, "answer")
-        question.write_bytes(content)
-        words = [os.environ["PFL"], "site", "answer", str(folder), str(question), "-o", str(reply), "--threads", "1"]
-        try:
-            code = subprocess.run(words, stdout=log, stderr=log, check=False).returncode
-        except OSError as error:
-            log.write(f"{error}\n".encode())
-            code = NOT_STARTED
-        return code, reply.read_bytes() if reply.exists() else b""
+def deliver(address: str, content: bytes) -> bytes:
+    """Answer a message."""
+    folder = Folder(Path(os.environ["PFL_SITE_EXCHANGE"].format(site=collab.site_name)))
+    return deliver_to_folder(folder, address, content, WAIT_SECONDS)

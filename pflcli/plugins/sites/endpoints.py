@@ -18,7 +18,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -58,10 +58,10 @@ from pflcli.plugins.sites.messages import (
     SentByClient,
 )
 from pflcli.plugins.sites.places import Arrived, AtServer, AtSite, Pending, Reply, Sent, unpack
+from pflcli.plugins.sites.transport import read_pieces, write_whole
 from pflcli.plugins.sites.waiting import WaitingPhase
 from pflcli.workflow.training import checkpoint, state_files
 
-_PIECE_BYTES = 1 << 20
 _MOST_TIMES = 1e6
 """Maximum ratio of the largest number that a client sends to that of the others: after more, no client could train."""
 _MAX_NUMBER = float(np.finfo(np.float32).max)
@@ -654,10 +654,10 @@ class Site:
                 f" site check has shown ({misfit}); no answer was written"
             )
         facts = {"question": _position(question), "sha256": digest}
-        _write_file(self.folder / _ANSWERED, [json.dumps(facts).encode()])
+        write_whole(self.folder / _ANSWERED, [json.dumps(facts).encode()])
         pieces = messages.pieces(answer, tensors)
         if not is_over:
-            return _write_file(self.folder / _PHASE / f"answer-{question.exchange}.msg", pieces)
+            return write_whole(self.folder / _PHASE / f"answer-{question.exchange}.msg", pieces)
         files = {_STATE: [bytes(save(state_files.flatten(self._kept())))], _ANSWER: pieces}
         if not 1 <= question.round <= self._rounds:  # later processes read what was delivered
             files |= {each.name: [each.read_bytes()] for each in sorted((self.folder / _PHASE).glob("question-*.msg"))}
@@ -726,7 +726,7 @@ class Site:
         for later in folder.glob("*.msg"):
             if _exchange_of(later) >= question.exchange:
                 later.unlink()
-        copy = _write_file(folder / f"question-{question.exchange}.msg", _pieces_of(message.path))
+        copy = write_whole(folder / f"question-{question.exchange}.msg", read_pieces(message.path))
         if messages.hash_file(copy) != digest:
             raise InputError(f"{message.path} has changed while it was read")
         return self._read_deliveries(folder)
@@ -1000,25 +1000,6 @@ def _read_package(message: Message, number: int, holder: int, layout: Layout) ->
     if misfit := messages.compare(layout, own):
         raise InputError(f"{message.path}: {misfit}")
     return message.tensors(prefix)
-
-
-def _pieces_of(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE_BYTES):
-            yield piece
-
-
-def _write_file(target: Path, pieces: Iterable[bytes]) -> Path:
-    """Write a file that gets its name in one step, and return it."""
-    temporary = target.with_suffix(".tmp")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        disk.write(temporary, pieces)
-        temporary.replace(target)
-        disk.sync_folder(target.parent)
-    except OSError as error:
-        raise disk.write_error(f"cannot write {target}", target.parent, error) from None
-    return target
 
 
 def _number(folder: Path) -> int:

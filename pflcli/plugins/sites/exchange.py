@@ -1,10 +1,8 @@
-"""The folder in which the server and the sites exchange messages: its files, and how they are copied and awaited."""
+"""The answers in the folder of an exchange, where anyone may have written: how the server reads and checks them."""
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -20,45 +18,13 @@ from pflcli.plugins.sites import messages
 from pflcli.plugins.sites.endpoints import Server, find_other_packages
 from pflcli.plugins.sites.messages import Answer, Message, Question
 from pflcli.plugins.sites.status import Status
+from pflcli.plugins.sites.transport import answer_file, folder_of
 
 SETTLE_SECONDS = 2.0
 """How long a file that is not a message must stay the same: until then, another program may still be writing it."""
 _TELL_SECONDS, _MOST_TELL_SECONDS = 60.0, 3600.0
 """After how long the server first says whom it waits for, and how long it waits at most to say it again."""
 _PIECE_BYTES = 1 << 20
-
-
-def folder_of(exchange: Path, names: list[str], site: str, run: str = "") -> Path:
-    """Return the folder of a site in the ``exchange`` folder: its number, and its name without unusual characters.
-
-    The messages of a ``run`` of several are in a folder of it there.
-    """
-    folder = exchange / f"{names.index(site):03d}-{re.sub(r'[^A-Za-z0-9_-]+', '-', site)[:40]}"
-    return folder / run.replace("/", "-") if run else folder
-
-
-def question_file(folder: Path, number: int) -> Path:
-    """Return the file of a question by its number, from 1."""
-    return folder / f"question-{number:06d}.msg"
-
-
-def answer_file(folder: Path, number: int) -> Path:
-    """Return the file of the answer to a question by its number."""
-    return folder / f"answer-{number:06d}.msg"
-
-
-def final_file(folder: Path) -> Path:
-    """Return the file of the last message to a site."""
-    return folder / "final.msg"
-
-
-def find_last_question(folder: Path) -> int | None:
-    """Return the number of the last question to a site, which may not get all of them; None without any.
-
-    Files with other names, such as the copies of a synchronizer, are not questions.
-    """
-    found = (re.fullmatch(r"question-(\d{6,})\.msg", path.name) for path in folder.glob("question-*.msg"))
-    return max((int(match[1]) for match in found if match), default=None)
 
 
 def remove_messages(folders: Iterable[Path], last: int) -> None:
@@ -73,18 +39,6 @@ def remove_messages(folders: Iterable[Path], last: int) -> None:
             if match and int(match[1]) <= last:
                 with suppress(OSError):
                     path.unlink()
-
-
-def copy_message(path: Path, target: Path) -> None:
-    """Copy a file so that ``target`` is never incomplete; raises InputError if that fails."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        shutil.copyfile(path, temporary)
-        temporary.replace(target)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise InputError(f"cannot write {target}: {error.strerror}") from None
 
 
 Signature = tuple[int, ...]
@@ -162,7 +116,7 @@ class Inbox:
         for site in self.missing:
             path = answer_file(self._paths[site].parent, self._questions[site].number)
             for other in path.parent.glob(f"{path.stem}*"):
-                if other.name not in (path.name, f"{path.stem}.tmp"):  # which a relay renames
+                if other.name != path.name:
                     self._say_once(f"WARNING: '{site}': {other} is not used: an answer is called {path.name}")
             file, refusal = signature(path), self._refused.get(site)
             if file is None:

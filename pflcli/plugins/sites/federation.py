@@ -6,7 +6,7 @@ import json
 import math
 import shlex
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from pflcli.core.simulation import requirements
 from pflcli.core.splits import FRACTIONS
 from pflcli.core.wording import counted, listed
 from pflcli.options.function import command
-from pflcli.plugins.sites import exchange as exchanges
 from pflcli.plugins.sites import messages, opening, scores, several
 from pflcli.plugins.sites.admission import find_obstacle
 from pflcli.plugins.sites.columns import table
@@ -40,6 +39,7 @@ from pflcli.plugins.sites.federation_options import CheckFederation, CreateFeder
 from pflcli.plugins.sites.log_times import add_times
 from pflcli.plugins.sites.several import Start
 from pflcli.plugins.sites.status import read_status
+from pflcli.plugins.sites.transport import Address, Folder
 from pflcli.workflow.admission import private_rounds
 from pflcli.workflow.training import attendance_record, run_request, run_settings
 from pflcli.workflow.training.attendance_record import AttendanceRecord
@@ -55,9 +55,9 @@ def create_federation(asked: CreateFederation) -> Outcome:
     what they run. The federation contains no sample. Raises UnsuitedError if the method or a setting cannot run among
     real sites.
 
-    >>> from pflcli import create_federation, partition, personalize
+    >>> from pflcli import federation, partition, personalize
     >>> two = partition("writers", "runs/two", clients=2)
-    >>> create_federation(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed").kind
+    >>> federation.create(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed").kind
     'federation'
     """
     starts = several.list_starts(asked, _start_from_table, _start_from_run)
@@ -91,9 +91,26 @@ def create_federation(asked: CreateFederation) -> Outcome:
 
     def build(writer: ArtifactWriter) -> Built:
         codebook.write(writer, book)
+        for name, content in _read_imported_modules(spec).items():
+            writer.write(name, content)
         return Built(summary, {})
 
     return make(asked.out, spec, asked.execution.reading(partition.path), build)
+
+
+def _read_imported_modules(spec: ArtifactSpec) -> dict[str, bytes]:
+    """Return the modules of the user that the method and the network import; ``make`` adds the files themselves.
+
+    Raises InputError for a file in a package: sites read and name single files.
+    """
+    needed = {name.partition(":")[0] for name in spec.code}
+    sent = [each for each in sources.read_used_files() if each.key in needed]
+    if nested := [name for each in sent for name in each.contents if "/" in name]:
+        raise InputError(
+            f"{nested[0]} is in a package, and a federation carries single files",
+            "put the method or network into a folder without __init__.py, beside what it imports",
+        )
+    return {name: content for each in sent for name, content in each.contents.items() if name != each.name}
 
 
 def _start_from_run(predictions: Artifact, reporter: Reporter) -> Start:
@@ -278,15 +295,15 @@ def run_federation(asked: RunFederation) -> dict[str, Any]:
     with which a simulation has the same bytes.
 
     >>> from concurrent.futures import ThreadPoolExecutor
-    >>> from pflcli import check_site, create_federation, partition, personalize, run_federation, serve_site
+    >>> from pflcli import federation, partition, personalize, site
     >>> two = partition("writers", "runs/two", clients=2)
-    >>> fed = create_federation(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
+    >>> fed = federation.create(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
     >>> for name in ("w0371", "w2430"):
     ...     own = partition("writers", f"runs/{name}", like=fed, client=name)
-    ...     _ = check_site(own, fed, f"site-{name}")
+    ...     _ = site.check(own, fed, f"site-{name}")
     >>> with ThreadPoolExecutor() as pool:  # each site in a place of its own, in truth
-    ...     sites = [pool.submit(serve_site, f"site-{name}", "exchange") for name in ("w0371", "w2430")]
-    ...     facts = run_federation(fed, "exchange", "server")
+    ...     sites = [pool.submit(site.serve, f"site-{name}", "exchange") for name in ("w0371", "w2430")]
+    ...     facts = federation.run(fed, "exchange", "server")
     >>> facts["rounds"]
     1
     """
@@ -352,9 +369,18 @@ class _Hub:
         """The names of the sites."""
         return [*self.server.terms.sites]
 
-    def place_of(self, site: str) -> Path:
-        """Return the folder with the messages of a site."""
-        return exchanges.folder_of(Path(self.asked.exchange), self.names, site, self.name)
+    @property
+    def exchange(self) -> Folder:
+        """The folder of all messages."""
+        return Folder(Path(self.asked.exchange))
+
+    def address(self, site: str, number: int | None) -> Address:
+        """Return the address of the question of this ``number`` to a site, or of the last message."""
+        return Address.make(self.names, site, self.name, number)
+
+    def post(self, site: str, number: int | None, pieces: Iterable[bytes]) -> Path:
+        """Put a message for a site, and return its file."""
+        return self.exchange.post(self.address(site, number), pieces)
 
     def say(self, text: str) -> None:
         """Report a line about the run."""
@@ -366,18 +392,17 @@ def _serve(hub: _Hub) -> Generator[bool, None, dict[str, Any]]:
     server = hub.server
     for line in guarantee.describe_plan(server.run.settings, lambda: server.run.federation.participants):
         hub.say(line)
-    finals = {site: exchanges.final_file(hub.place_of(site)) for site in hub.names}
     if server.rounds:
         hub.say(f"continuing after round {server.rounds}")
     elif not server.is_finished and any(
-        each.exists() for each in finals.values()
+        hub.exchange.find(hub.address(site, None)).exists() for site in hub.names
     ):  # with which sites would end before they began
         raise ConflictError(
             f"{hub.asked.exchange} has the messages of an earlier run", "choose another folder for --at"
         )
     yield from _play(hub)
-    for site, final in finals.items():
-        messages.write(final, *server.final(site))
+    for site in hub.names:
+        hub.post(site, None, messages.pieces(*server.final(site)))
     record = _record_attendance(server, hub.names)
     if server.run.privacy is None:  # otherwise who takes part is a secret
         plain_output.replace_file(hub.folder / attendance_record.FILE, record.encode())
@@ -412,8 +437,7 @@ def _play(hub: _Hub) -> Generator[bool, None, None]:
         if not questions:
             break
         for site, question in questions.items():
-            paths[site] = exchanges.question_file(hub.place_of(site), question.number)
-            messages.write(paths[site], question, server.tensors(question))
+            paths[site] = hub.post(site, question.number, messages.pieces(question, server.tensors(question)))
         inbox.begin(questions, paths)
         yield from _wait(inbox, hub)
         least = min(-(-len(questions) // 2) if asked.at_least is None else asked.at_least, len(questions))
@@ -467,10 +491,10 @@ def _wait(inbox: Inbox, hub: _Hub) -> Generator[bool, None, None]:
 def check_federation(asked: CheckFederation) -> dict[str, Any]:
     """Return what a federation agrees on; raises InputError if its code is another one here, or exchanges others.
 
-    >>> from pflcli import check_federation, create_federation, partition, personalize
+    >>> from pflcli import federation, partition, personalize
     >>> two = partition("writers", "runs/two", clients=2)
-    >>> fed = create_federation(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
-    >>> check_federation(fed)["method"]
+    >>> fed = federation.create(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
+    >>> federation.check(fed)["method"]
     'fedavg'
     """
     federation = open_one(asked.federation, "federation")
@@ -503,18 +527,16 @@ def show_status(asked: ShowStatus) -> dict[str, Any]:
     The server may run. Raises InputError if the folder is not that of a server.
 
     >>> from concurrent.futures import ThreadPoolExecutor
-    >>> from pflcli import check_site, create_federation, partition, personalize
-    >>> from pflcli import run_federation, serve_site
-    >>> from pflcli.plugins.sites.federation import show_status
+    >>> from pflcli import federation, partition, personalize, site
     >>> two = partition("writers", "runs/two", clients=2)
-    >>> fed = create_federation(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
+    >>> fed = federation.create(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
     >>> for name in ("w0371", "w2430"):
     ...     own = partition("writers", f"runs/{name}", like=fed, client=name)
-    ...     _ = check_site(own, fed, f"site-{name}")
+    ...     _ = site.check(own, fed, f"site-{name}")
     >>> with ThreadPoolExecutor() as pool:  # each site in a place of its own, in truth
-    ...     sites = [pool.submit(serve_site, f"site-{name}", "exchange") for name in ("w0371", "w2430")]
-    ...     facts = run_federation(fed, "exchange", "server")
-    >>> show_status("server")["runs"][""]["phase"]
+    ...     sites = [pool.submit(site.serve, f"site-{name}", "exchange") for name in ("w0371", "w2430")]
+    ...     facts = federation.run(fed, "exchange", "server")
+    >>> federation.status("server")["runs"][""]["phase"]
     'final'
     """
     folder = Path(asked.server)

@@ -42,10 +42,10 @@ def join_federation(asked: JoinSite) -> dict[str, Any]:
     continues after an interruption. If it fails, no folder is left behind. Raises UsageError if the ``client`` is
     unknown, and InputError for samples that do not fit, or are not as many as sites agreed on.
 
-    >>> from pflcli import create_federation, join_federation, partition, personalize
+    >>> from pflcli import federation, partition, personalize, site
     >>> two = partition("writers", "runs/two", clients=2)
-    >>> fed = create_federation(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
-    >>> join_federation(fed, "site", data="writers", client="w0371")["client"]
+    >>> fed = federation.create(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
+    >>> site.join(fed, "site", data="writers", client="w0371")["client"]
     'w0371'
     """
     out, data = Path(asked.out), asked.data
@@ -64,8 +64,8 @@ def join_federation(asked: JoinSite) -> dict[str, Any]:
     try:
         if own is None or own.kind != "partition":
             data = _make_partition(asked, federation, client, is_imported=own is not None or _is_name(data))
-        own = {"without_records": asked.without_records, "fewest": asked.fewest}
-        return check_site(data, asked.federation, out, **own, execution=asked.execution)
+        sends = {"without_records": asked.without_records, "fewest": asked.fewest}
+        return check_site(data, asked.federation, out, **sends, execution=asked.execution)
     except Exception:
         if not existed:  # all that is in the folder was made here
             shutil.rmtree(out, ignore_errors=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,11 +21,12 @@ from annotated_types import Ge
 from pydantic import Strict
 from torch import Tensor
 
-from pflcli.artifacts import disk, safetensors_file
 from pflcli.artifacts import manifest as manifests
+from pflcli.artifacts import safetensors_file
 from pflcli.core import foreign, parameters
 from pflcli.core.errors import InputError
 from pflcli.core.parameters import Params
+from pflcli.plugins.sites.transport import write_whole
 
 VERSION = 2
 """The version of the format."""
@@ -189,15 +189,7 @@ def pieces(head: Head, tensors: Mapping[str, Tensor]) -> Iterator[bytes]:
 
 def write(path: Path, head: Head, tensors: Mapping[str, Tensor]) -> None:
     """Write a message so that ``path`` is never incomplete; raises InputError if that fails."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        disk.write(temporary, pieces(head, tensors))
-        temporary.replace(path)
-        disk.sync_folder(path.parent)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise disk.write_error(f"cannot write {path}", path.parent, error) from None
+    write_whole(path, pieces(head, tensors))
 
 
 def _bytes(value: Tensor) -> bytes:

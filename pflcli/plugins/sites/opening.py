@@ -20,9 +20,9 @@ from pflcli.artifacts.manifest import NAME as MANIFEST
 from pflcli.artifacts.manifest import ManifestDict, digest
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.safetensors_file import TYPES
-from pflcli.core import config, foreign, methods, sources
+from pflcli.core import config, foreign, methods, registry, sources
 from pflcli.core.datasets import SPLITS
-from pflcli.core.errors import ConflictError, InputError, UsageError
+from pflcli.core.errors import ConflictError, InputError
 from pflcli.core.execution import Execution
 from pflcli.core.federation.run import NOBODY, Run, RunInputs
 from pflcli.core.methods import Method
@@ -103,20 +103,32 @@ def _require_same_code(federation: Artifact) -> None:
             f"{made} {what} ({listed(names, most=5) or 'no part'} differs)",
             f"install pfl {pfl} as the coordinator has it; every place of a federation needs the same code",
         )
+    _require_files(federation)
     settings = run_settings.resolve_settings(request["settings"], {})
     needed = {f"methods/{request['method']}", *run_request.code_files(settings)}
     if "then" in request:
         needed.add(f"methods/{request['then']['method']}")
     for name in sorted({*needed, *manifest.code}):
-        try:
-            is_same = sources.code_hash(*name.split("/", 1)) == manifest.code.get(name)
-        except UsageError:
-            raise InputError(
-                f"{made} a pfl with {name}, which this one has not",
-                "pfl --use FILE ..., with the coordinator's file if you trust it: it runs at your site",
-            ) from None
-        if not is_same:
+        if sources.code_hash(*name.split("/", 1)) != manifest.code.get(name):
             raise InputError(f"{made} another code of {name}", f"use the file of {name} that the coordinator has")
+
+
+def _require_files(federation: Artifact) -> None:
+    """Raise InputError if a federation needs files of the coordinator that nobody has named here with --use.
+
+    The copies in the federation are never run unless the person at a site names them.
+    """
+    manifest = federation.manifest
+    needed = sorted({key.partition(":")[0] for key in manifest.code})
+    if missing := [name for name in needed if not registry.exists(*name.split("/", 1))]:
+        files = [manifest.made.get("files", {}).get(name) for name in missing]
+        paths = [federation.path / file if file in manifest.files else "FILE" for file in files]
+        code = [name for name in manifest.files if name.endswith(".py")]
+        raise InputError(
+            f"{federation.path} runs {listed(missing)}, not part of pfl: you have to name what runs at your site",
+            f"read it first: {listed(code) or 'ask the coordinator for it'}",
+            f"pfl {' '.join(f'--use {path}' for path in paths)} COMMAND ...",
+        )
 
 
 def write_patterns(patterns: Patterns) -> dict[str, Any]:

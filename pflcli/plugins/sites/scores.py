@@ -43,11 +43,12 @@ from pflcli.plugins.sites.client_records import ClientRecord, RunRecords, SiteRe
 from pflcli.plugins.sites.endpoints import Server
 from pflcli.plugins.sites.federation_options import RunFederation
 from pflcli.plugins.sites.several import RunName
+from pflcli.plugins.sites.transport import POLL_SECONDS, RECORDS, folder_of, read_pieces, write_whole
 from pflcli.workflow.comparison.table import NAME, SPLIT
 from pflcli.workflow.training.run_artifact import summarize
 from pflcli.workflow.tuning.space import BACKBONE
 
-FILE, VALIDATION = "records.json", "validation.json"
+FILE, VALIDATION = RECORDS, "validation.json"
 """The files with the records of a site in its folder in the exchange; a run's folder has those of all sites."""
 CHOICE = "choice.json"
 """The file of the server that says which trial of each method is chosen."""
@@ -162,7 +163,7 @@ def choose(federation: Artifact, asked: RunFederation, sites: Sequence[str]) -> 
         content = {"federation": federation.manifest.fingerprint, "trials": trials, "validation": values}
         plain_output.replace_file(stored, json.dumps(scoring.replace_nonfinite(content), indent=1).encode())
     for site in sites:
-        exchanges.copy_message(stored, exchanges.folder_of(Path(asked.exchange), [*sites], site) / CHOICE)
+        write_whole(folder_of(Path(asked.exchange), [*sites], site) / CHOICE, read_pieces(stored))
     return read_choice(stored, federation)
 
 
@@ -236,7 +237,7 @@ def _collect(
     A file that has something else is named, and its site may send another one.
     """
     say, began, is_late = asked.execution.reporter.say, time.monotonic(), False
-    paths = {site: exchanges.folder_of(Path(asked.exchange), [*sites], site) / file for site in sites}
+    paths = {site: folder_of(Path(asked.exchange), [*sites], site) / file for site in sites}
     received, refused = dict[str, SiteRecords](), dict[str, exchanges.Signature]()
     say(f"waiting for the {'validation ' if file == VALIDATION else ''}scores of {counted(len(sites), 'site')}")
     while len(received) < len(sites) and not is_late:
@@ -253,7 +254,7 @@ def _collect(
                 refused[site] = found
                 say(f"WARNING: '{site}': {' '.join(error.message.split())[:400]}")
         if len(received) < len(sites):
-            time.sleep(several.POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
     if not received:
         raise ComputationError("no site has sent scores", "the same command waits for them again")
     return received
@@ -334,7 +335,7 @@ def _store_run(
 
     def build(writer: ArtifactWriter) -> Built:
         writer.write_h5(predictions.FILE, {})
-        writer.write(FILE, content.encode())
+        writer.write(RECORDS, content.encode())
         codebook.write(writer, codebook.read(federation))
         rows = [*server.progress.before, *server.progress.rows]
         writer.seconds = sum(float(row["seconds"]) for row in rows)

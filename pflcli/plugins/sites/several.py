@@ -21,12 +21,10 @@ from pflcli.core.settings import TRAINING, Settings
 from pflcli.core.tasks import Labels
 from pflcli.core.wording import listed
 from pflcli.plugins.sites.federation_options import CreateFederation
+from pflcli.plugins.sites.transport import POLL_SECONDS
 from pflcli.workflow.comparison.variants import ALL, Variant, method_name, resolve_variants
 from pflcli.workflow.training import run_settings
 from pflcli.workflow.tuning.space import default_grid
-
-POLL_SECONDS = 0.05
-"""How long a place that plays several runs waits before it looks for messages again."""
 
 SERVER = "server"
 """The folder of the server's states beside the results of several runs."""

@@ -40,19 +40,20 @@ from pflcli.plugins.sites.after_rounds import sends_after_rounds
 from pflcli.plugins.sites.audit_log import AuditLog
 from pflcli.plugins.sites.client_records import SiteRecords
 from pflcli.plugins.sites.endpoints import Site, Terms, find_other_packages
-from pflcli.plugins.sites.exchange import (
-    answer_file,
-    copy_message,
-    final_file,
-    find_last_question,
-    folder_of,
-    question_file,
-    retry_unfinished,
-)
+from pflcli.plugins.sites.exchange import retry_unfinished
 from pflcli.plugins.sites.gate import Door, Gate, Patience, release
 from pflcli.plugins.sites.log_times import add_times
 from pflcli.plugins.sites.site_options import AnswerMessage, CheckSite, ReleaseAnswer, ServeSite
 from pflcli.plugins.sites.sizes import describe_messages
+from pflcli.plugins.sites.transport import (
+    POLL_SECONDS,
+    Address,
+    Folder,
+    find_last_question,
+    folder_of,
+    read_pieces,
+    write_whole,
+)
 from pflcli.workflow.training import hardware, state_files
 from pflcli.workflow.training.run_artifact import Job, summarize, write_predictions, write_rounds
 
@@ -95,11 +96,11 @@ def check_site(asked: CheckSite) -> dict[str, Any]:
     ``answer_message`` writes nothing else. Raises InputError if the federation declares something else, or the
     partition was not made for it, or has no training sample.
 
-    >>> from pflcli import check_site, create_federation, partition, personalize
+    >>> from pflcli import federation, partition, personalize, site
     >>> two = partition("writers", "runs/two", clients=2)
-    >>> fed = create_federation(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
+    >>> fed = federation.create(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
     >>> own = partition("writers", "runs/own", like=fed, client="w0371")
-    >>> check_site(own, fed, "site")["client"]
+    >>> site.check(own, fed, "site")["client"]
     'w0371'
     """
     out = Path(asked.out)
@@ -212,23 +213,23 @@ def serve_site(asked: ServeSite) -> Outcome:
     seconds.
 
     >>> from concurrent.futures import ThreadPoolExecutor
-    >>> from pflcli import check_site, create_federation, partition, personalize, run_federation, serve_site
+    >>> from pflcli import federation, partition, personalize, site
     >>> two = partition("writers", "runs/two", clients=2)
-    >>> fed = create_federation(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
+    >>> fed = federation.create(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
     >>> for name in ("w0371", "w2430"):
     ...     own = partition("writers", f"runs/{name}", like=fed, client=name)
-    ...     _ = check_site(own, fed, f"site-{name}")
+    ...     _ = site.check(own, fed, f"site-{name}")
     >>> with ThreadPoolExecutor() as pool:  # each site in a place of its own, in truth
-    ...     sites = [pool.submit(serve_site, f"site-{name}", "exchange") for name in ("w0371", "w2430")]
-    ...     facts = run_federation(fed, "exchange", "server")
+    ...     sites = [pool.submit(site.serve, f"site-{name}", "exchange") for name in ("w0371", "w2430")]
+    ...     facts = federation.run(fed, "exchange", "server")
     >>> [site.result().kind for site in sites]
     ['predictions', 'predictions']
     """
-    folder, execution = Path(asked.site), add_times(asked.execution)
+    folder, exchange, execution = Path(asked.site), Folder(Path(asked.exchange)), add_times(asked.execution)
     runs, facts = _reopen(folder)
     patience = Patience(asked.patience, execution.command)
     with locks.acquire(folder, execution.reporter.say):
-        exchange, say = Path(asked.exchange), execution.reporter.say
+        say = execution.reporter.say
 
         def play(chosen: Iterable[str]) -> dict[str, Outcome]:
             doors = {name: Door(AuditLog(folder, name), say, holds=asked.hold) for name in chosen}
@@ -242,15 +243,15 @@ def serve_site(asked: ServeSite) -> Outcome:
         def send(path: Path, target: Path, count: int) -> None:
             door = Door(AuditLog(folder), say, holds=asked.hold)
             while not door.opens_for_scores(path, count):
-                time.sleep(several.POLL_SECONDS)
-            copy_message(path, target)
+                time.sleep(POLL_SECONDS)
+            write_whole(target, read_pieces(path))
 
         if "" in runs:
             return play(runs)[""]
         opened = next(iter(runs.values()))
         federation = open_one(opened.federation.path, "federation")
         names = several.read_names(federation.manifest.request)
-        place = folder_of(exchange, [*opened.terms.sites], opened.client)
+        place = folder_of(exchange.path, [*opened.terms.sites], opened.client)
         chosen = several.list_first(names)
         made = play(chosen)
         if several.has_trials(names):
@@ -271,26 +272,27 @@ def _await(path: Path) -> Generator[bool, None, None]:
 
 
 def _answer_all(
-    opened: _Opened, name: str, exchange: Path, execution: Execution, door: Door, patience: Patience
+    opened: _Opened, name: str, exchange: Folder, execution: Execution, door: Door, patience: Patience
 ) -> Generator[bool, None, Outcome]:
     """Answer the questions of a run, ``name`` if it is one of several, until the last message; returns predictions."""
-    inbox = folder_of(exchange, [*opened.terms.sites], opened.client, name)
-    site, final, run = opened.site(execution, waits=True), final_file(inbox), f"{name}: " if name else ""
+    own = Address.make([*opened.terms.sites], opened.client, name, None)
+    site, run, place = opened.site(execution, waits=True), f"{name}: " if name else "", exchange.find(own).parent
     gate = Gate(site, door)
-    if not final.exists():
-        execution.reporter.say(f"{run}waiting for messages to '{opened.client}' in {inbox}")
-    while not final.exists():
-        number = find_last_question(inbox)
-        if number is None or answer_file(inbox, number).exists():
-            patience.require(name, number)
+    if not exchange.find(own).exists():
+        execution.reporter.say(f"{run}waiting for messages to '{opened.client}' in {place}")
+    while True:
+        address = next((each for each, _ in exchange.fetch(own.site) if each.run == own.run), None)
+        if address is None:
+            patience.require(name, find_last_question(place))
             yield False
-        elif (answer := gate.answer(question_file(inbox, number))) is None:
+        elif address.number is None:
+            return _predict(opened, site, gate.finish(exchange.find(address)), execution)
+        elif (answer := gate.answer(exchange.find(address))) is None:
             yield False
         else:
-            copy_message(answer, answer_file(inbox, number))
-            execution.reporter.say(f"{run}message {number}: answered")
+            exchange.post(address.answer, read_pieces(answer))
+            execution.reporter.say(f"{run}message {address.number}: answered")
             yield True
-    return _predict(opened, site, gate.finish(final), execution)
 
 
 def _write_records(
@@ -322,13 +324,12 @@ def release_answer(asked: ReleaseAnswer) -> dict[str, Any]:
 
     Raises InputError for another SHA-256.
 
-    >>> from pflcli import check_site, create_federation, partition, personalize
-    >>> from pflcli.plugins.sites.site import release_answer
+    >>> from pflcli import federation, partition, personalize, site
     >>> two = partition("writers", "runs/two", clients=2)
-    >>> fed = create_federation(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
+    >>> fed = federation.create(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
     >>> own = partition("writers", "runs/own", like=fed, client="w0371")
-    >>> _ = check_site(own, fed, "site")
-    >>> release_answer("site")
+    >>> _ = site.check(own, fed, "site")
+    >>> site.release("site")
     {'held': []}
     """
     folder = Path(asked.site)
@@ -344,17 +345,16 @@ def answer_message(asked: AnswerMessage) -> Path:
     for a message that does not fit.
 
     >>> from concurrent.futures import ThreadPoolExecutor
-    >>> from pflcli import answer_message, check_site, create_federation
-    >>> from pflcli import partition, personalize, run_federation, serve_site
+    >>> from pflcli import federation, partition, personalize, site
     >>> two = partition("writers", "runs/two", clients=2)
-    >>> fed = create_federation(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
+    >>> fed = federation.create(personalize("fedavg", two, "runs/f", model="logistic", rounds=1), "fed")
     >>> for name in ("w0371", "w2430"):
     ...     own = partition("writers", f"runs/{name}", like=fed, client=name)
-    ...     _ = check_site(own, fed, f"site-{name}")
+    ...     _ = site.check(own, fed, f"site-{name}")
     >>> with ThreadPoolExecutor() as pool:  # each site in a place of its own, in truth
-    ...     sites = [pool.submit(serve_site, f"site-{name}", "exchange") for name in ("w0371", "w2430")]
-    ...     facts = run_federation(fed, "exchange", "server")
-    >>> answer_message("site-w0371", "exchange/000-w0371/final.msg").name
+    ...     sites = [pool.submit(site.serve, f"site-{name}", "exchange") for name in ("w0371", "w2430")]
+    ...     facts = federation.run(fed, "exchange", "server")
+    >>> site.answer("site-w0371", "exchange/000-w0371/final.msg").name
     'predictions'
     """
     folder, message = Path(asked.site), Path(asked.message)
@@ -380,8 +380,7 @@ def answer_message(asked: AnswerMessage) -> Path:
             stored = answer
         if asked.out is None:
             return stored
-        copy_message(stored, Path(asked.out))
-        return Path(asked.out)
+        return write_whole(Path(asked.out), read_pieces(stored))
 
 
 def _predict(opened: _Opened, site: Site, state: State, execution: Execution) -> Outcome:

@@ -15,7 +15,7 @@ import torch
 from worlds_of_sites import BOTH, GROUPS, digest, make_world, put_number, rewrite
 
 from pflcli.core.errors import InputError
-from pflcli.plugins.sites import exchange
+from pflcli.plugins.sites import exchange, transport
 from pflcli.plugins.sites.endpoints import Server
 from pflcli.plugins.sites.exchange import Inbox
 
@@ -157,7 +157,7 @@ def opened(asked, tmp_path):
     questions, paths = replace(world, folder=tmp_path).write_questions(server)
     inbox = Inbox(server, tmp_path / "answers", said.append)
     inbox.begin(questions, paths)
-    return Round(server, inbox, said, right, {site: exchange.answer_file(paths[site].parent, 1) for site in paths})
+    return Round(server, inbox, said, right, {site: transport.answer_file(paths[site].parent, 1) for site in paths})
 
 
 @pytest.mark.parametrize("name", ANSWERS)
@@ -243,9 +243,9 @@ def test_the_copies_of_a_synchronizer_are_no_messages(opened):
     for name in ("answer-000001.sync-conflict-20261128-010203-ABCDEFG.msg", "answer-000001 (conflicted copy).msg"):
         path.with_name(name).write_bytes(b"nonsense!")
     for number in (1, 2, 3, 1_000_000):
-        exchange.question_file(path.parent, number).touch()
+        transport.question_file(path.parent, number).touch()
     path.with_name("question-000004.sync-conflict-20261128-010203-ABCDEFG.msg").touch()
-    assert exchange.find_last_question(path.parent) == 1_000_000
+    assert transport.find_last_question(path.parent) == 1_000_000
     opened.deliver("a")
     box.look(is_last=True)
     assert "a" not in box.missing

@@ -11,7 +11,7 @@ import pytest
 
 import pflcli
 from helpers import FORCE, ROOT, error_text
-from pflcli import agree_on_columns, import_data, summarize_columns
+from pflcli import import_data
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
@@ -20,6 +20,7 @@ from pflcli.data.preparation import imported_dataset, preprocessing
 from pflcli.data.preparation.deal import assemble
 from pflcli.plugins.sites.columns import measures, summary, table
 from pflcli.plugins.sites.columns.agreement import agree
+from pflcli.plugins.sites.columns.commands import agree_on_columns, summarize_columns
 from pflcli.plugins.sites.columns.measures import Moments
 from pflcli.plugins.sites.columns.summary import ColumnSummary, Frequency, Reading, Summary
 from pflcli.plugins.sites.columns.table import Table, TableColumn

@@ -13,13 +13,16 @@ from test_without_pilot import SETTINGS, agree
 
 import pflcli
 from helpers import error_text
-from pflcli import check_site, create_federation, import_data, join_federation
+from pflcli import import_data
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.core.errors import ConflictError, InputError, UsageError
 from pflcli.plugins.sites import join
+from pflcli.plugins.sites.federation import create_federation
+from pflcli.plugins.sites.join import join_federation
+from pflcli.plugins.sites.site import check_site
 
 FILES = {"data", "partition", "deployment.json"}
 

@@ -37,9 +37,9 @@ from pflcli.core.execution import Execution
 from pflcli.core.federation.privacy import guarantee
 from pflcli.plugins.export.export import export
 from pflcli.plugins.sites import opening
-from pflcli.plugins.sites.exchange import answer_file, find_last_question, folder_of, question_file
 from pflcli.plugins.sites.federation import check_federation, create_federation, run_federation
 from pflcli.plugins.sites.site import answer_message, check_site, serve_site
+from pflcli.plugins.sites.transport import answer_file, find_last_question, folder_of, question_file
 
 ONE = Execution(threads=1)
 SITES = ("north", "south", "west")

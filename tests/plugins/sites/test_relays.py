@@ -1,24 +1,37 @@
 """Flower and NVFlare carry the messages of real sites: the scripts of examples/deploy, where these are installed.
 
-What the relays decide by themselves is tested without Flower and NVFlare, whose interfaces are replaced.
+What the relays decide by themselves is tested without Flower and NVFlare, whose interfaces are replaced; a thread for
+each site does what ``pfl site serve`` does.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 from worlds_of_sites import digest, make_world
 
-from helpers import ROOT
-from pflcli.plugins.sites.exchange import answer_file, final_file, folder_of, question_file
+from helpers import ROOT, imports
+from pflcli.plugins.sites import transport
+from pflcli.plugins.sites.transport import (
+    Folder,
+    answer_file,
+    deliver,
+    final_file,
+    folder_of,
+    question_file,
+    read_pieces,
+    relay,
+)
 
 RELAYS = {"flower": "flwr", "nvflare": "nvflare"}
 """The program of each relay; FLOWER_ENVIRONMENT and NVFLARE_ENVIRONMENT are the environments with them."""
@@ -49,6 +62,8 @@ def test_a_relay_gives_the_bytes_of_the_exchange_by_a_folder(relay, tmp_path):
 
 
 NAMES = ("Charité Berlin", "São Paulo", "tiny")
+SHORT = {"Charité Berlin": "Charit-Berlin", "São Paulo": "S-o-Paulo", "tiny": "tiny"}
+"""The names of folders in an exchange, without numbers."""
 DEPLOY = ROOT.parent / "examples" / "deploy"
 
 
@@ -61,32 +76,74 @@ def load_relay(path, monkeypatch, **modules):
     spec = importlib.util.spec_from_file_location("relay_under_test", path)
     relay = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(relay)
-    monkeypatch.setattr(relay, "POLL_SECONDS", 0.01)
     return relay
 
 
+class Deployment:
+    """A server that asks three sites, whose names have spaces and accents, and a thread for each site.
+
+    ``away`` sites never reply, and ``failures`` calls of a site fail first.
+    """
+
+    def __init__(self, folder):
+        sites = dict(zip(NAMES, ((0, 1), (2, 3), (4, 6)), strict=True))
+        self.world = make_world("fedavg", folder, sites, participation=1.0)
+        self.server = self.world.make_server()
+        self.exchange = Folder(folder / "exchange")
+        self.world.write_questions(self.server)
+        self.away, self.failures, self.delivered = set(), dict.fromkeys(SHORT.values(), 0), []
+        self.ends = threading.Event()
+        self._threads = [threading.Thread(target=self._serve, args=(name,), daemon=True) for name in NAMES]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self):
+        self.ends.set()
+        for thread in self._threads:
+            thread.join(30)
+
+    def at_site(self, short):
+        return Folder(self.world.folder / "at sites" / short)
+
+    def _serve(self, name):
+        site, own = self.world.make_site(name), self.at_site(SHORT[name])
+        while not self.ends.is_set():
+            for address, _ in own.fetch(folder_of(own.path, [*NAMES], name).name):
+                if address.number is not None:
+                    own.post(address.answer, read_pieces(site.answer(own.find(address))))
+            time.sleep(0.01)
+
+    def receive(self, short, address, content):
+        """Do what a relay at a site does: return its answer."""
+        self.delivered.append(address)
+        if self.failures[short]:
+            self.failures[short] -= 1
+            raise TimeoutError("no result")
+        return deliver(self.at_site(short), address, content, 20.0)
+
+    def folder(self, name):
+        return folder_of(self.exchange.path, [*NAMES], name)
+
+    def answered(self, number):
+        return {name for name in NAMES if answer_file(self.folder(name), number).exists()}
+
+
 @pytest.fixture
-def exchange(tmp_path):
-    """A server that plays two rounds with three sites, whose names have spaces and accents, and the sites."""
-    world = make_world("fedavg", tmp_path, dict(zip(NAMES, ((0, 1), (2, 3), (4, 6)), strict=True)), participation=1.0)
-    server = world.make_server()
-    world.write_questions(server)
-    return world, server, {name: world.make_site(name) for name in NAMES}
-
-
-def folder(world, name):
-    return folder_of(world.folder / "exchange", [*NAMES], name)
+def deployment(tmp_path):
+    made = Deployment(tmp_path)
+    yield made
+    made.stop()
 
 
 class Grid:
-    """Flower's grid: a node for each site, the last of which never replies while ``is_silent``."""
+    """Flower's grid: a node for each public key."""
 
-    def __init__(self, world, sites, names):
-        self.world, self.sites, self.names = world, sites, dict(enumerate(names))
-        self.is_silent, self.sent, self.codes = True, {}, {}
+    def __init__(self, deployment, keys):
+        self.deployment, self.sent = deployment, {}
+        self.nodes = dict(enumerate(keys))
 
-    def get_node_ids(self):
-        return [*self.names]
+    def get_nodes(self):
+        return [SimpleNamespace(node_id=node, public_key=key) for node, key in self.nodes.items()]
 
     def push_messages(self, messages):
         for message in messages:
@@ -96,30 +153,29 @@ class Grid:
 
     def pull_messages(self, numbers):
         for number in numbers:
-            node, content = self.sent[number].node, self.sent[number].content["message"]["file"].data
-            if not (self.is_silent and node == len(self.names) - 1):
-                yield self.reply(number, self.names[node], content)
+            message = self.sent[number]
+            short = self.nodes[message.node].decode().removeprefix("key of ")
+            if short not in self.deployment.away:
+                yield self.reply(number, short, message.content)
 
-    def reply(self, number, name, content):
-        code, answer = self.codes.pop(name, 0), b""
-        if content and not code and b"question" in content[:4000]:
-            path = self.world.folder / "carried"
-            path.write_bytes(content)
-            answer = self.sites[name].answer(path).read_bytes()
-        return SimpleNamespace(
-            metadata=SimpleNamespace(reply_to_message_id=number),
-            content={"head": {"site": name, "code": code}, "message": {"file": SimpleNamespace(data=answer)}},
-            has_error=lambda: False,
-        )
+    def reply(self, number, short, content):
+        metadata = SimpleNamespace(reply_to_message_id=number)
+        try:
+            answer = self.deployment.receive(short, content["head"]["address"], content["message"]["file"].data)
+        except TimeoutError:
+            return SimpleNamespace(metadata=metadata, has_error=lambda: True, error=SimpleNamespace(code=3))
+        records = {"message": {"file": SimpleNamespace(data=answer)}}
+        return SimpleNamespace(metadata=metadata, content=records, has_error=lambda: False)
 
 
 def load_flower(monkeypatch):
+    pytest.importorskip("cryptography")
     app = SimpleNamespace(main=lambda: lambda function: function)
     return load_relay(
         DEPLOY / "flower" / "relay" / "server.py",
         monkeypatch,
         flwr_app={
-            **dict.fromkeys(("ArrayRecord", "RecordDict"), dict),
+            **dict.fromkeys(("ArrayRecord", "ConfigRecord", "RecordDict"), dict),
             "Array": lambda kind, shape, form, data: SimpleNamespace(data=data),
             "Context": None,
             "Message": lambda content, dst_node_id, message_type: SimpleNamespace(content=content, node=dst_node_id),
@@ -128,123 +184,177 @@ def load_flower(monkeypatch):
     )
 
 
-def test_a_silent_site_does_not_block_the_others_in_flower(exchange, monkeypatch):
-    world, server, sites = exchange
-    relay = load_flower(monkeypatch)
-    grid = Grid(world, sites, NAMES)
-    carrier = relay.Relay(grid, world.folder / "exchange")
-    for _ in range(3):
-        carrier.step()
-    answered = {name for name in NAMES if answer_file(folder(world, name), 1).exists()}
-    assert answered == {*NAMES[:2]}
-    assert carrier.nodes == {NAMES[0]: 0, NAMES[1]: 1}
-    # The server goes on without the silent site, which answers the next question when it is back.
-    answer_file(folder(world, NAMES[2]), 1).touch()
-    paths = {name: question_file(folder(world, name), 1) for name in NAMES}
-    questions = server.ask()
-    server.close({n: server.check(answer_file(paths[n].parent, 1), questions[n], digest(paths[n])) for n in answered})
-    world.write_questions(server)
-    grid.is_silent = False
-    for _ in range(3):
-        carrier.step()
-    assert all(answer_file(folder(world, name), 2).exists() for name in NAMES)
+def load_nvflare(monkeypatch):
+    collab = SimpleNamespace(main=lambda function: function, publish=lambda function: function)
+    return load_relay(DEPLOY / "nvflare" / "relay.py", monkeypatch, nvflare_collab={"collab": collab})
 
 
-def test_a_question_that_is_removed_while_it_is_read_does_not_end_the_relay_of_flower(exchange, monkeypatch):
-    world, _, sites = exchange
-    relay = load_flower(monkeypatch)
-    grid = Grid(world, sites, NAMES)
-    grid.is_silent = False
-    carrier, find = relay.Relay(grid, world.folder / "exchange"), relay.find_open_messages
-    gone = question_file(folder(world, NAMES[0]), 1)
-
-    def find_then_remove(*args):
-        found = find(*args)
-        gone.unlink(missing_ok=True)
-        return found
-
-    monkeypatch.setattr(relay, "find_open_messages", find_then_remove)
-    for _ in range(3):
-        carrier.step()
-    assert {name for name in NAMES if answer_file(folder(world, name), 1).exists()} == {*NAMES[1:]}
+KEYS = {short: f"key of {short}".encode() for short in SHORT.values()}
 
 
-def test_a_site_that_fails_is_asked_again_in_flower(exchange, monkeypatch, capsys):
-    world, _, sites = exchange
-    relay = load_flower(monkeypatch)
-    monkeypatch.setattr(relay, "RETRY_SECONDS", 0.0)
-    grid = Grid(world, sites, NAMES)
-    grid.is_silent = False
-    carrier = relay.Relay(grid, world.folder / "exchange")
-    carrier.step()
-    grid.codes = {NAMES[1]: 3}
-    carrier.step()
-    assert "São Paulo: pfl ended with exit code 3" in capsys.readouterr().out
-    assert not answer_file(folder(world, NAMES[1]), 1).exists()
-    carrier.step()
-    assert all(answer_file(folder(world, name), 1).exists() for name in NAMES)
-
-
-def test_a_node_cannot_take_the_name_of_another_in_flower(exchange, monkeypatch, capsys):
-    world, _, sites = exchange
-    grid = Grid(world, sites, [*NAMES, "tiny"])
-    grid.is_silent = False
-    carrier = load_flower(monkeypatch).Relay(grid, world.folder / "exchange")
-    for _ in range(3):
-        carrier.step()
-    assert carrier.nodes["tiny"] == 2
-    assert "node 3 says that it is 'tiny', which node 2 is" in capsys.readouterr().out
-
-
-def test_the_relay_of_flower_ends_when_every_site_has_the_last_message(exchange, monkeypatch):
-    world, server, sites = exchange
-    relay = load_flower(monkeypatch)
-    grid = Grid(world, sites, NAMES)
-    grid.is_silent = False
-    for name in NAMES:
-        world.messages.write(final_file(folder(world, name)), *server.final(name))
-    context = SimpleNamespace(run_config={"exchange": str(world.folder / "exchange"), "sites": 3})
-    relay.main(grid, context)
-    assert len(grid.sent) == 6
+def make_flower(deployment, monkeypatch):
+    return load_flower(monkeypatch).Flower(Grid(deployment, KEYS.values()), KEYS)
 
 
 class Client:
-    """A client of NVFlare; ``failures`` calls raise an error first."""
+    """A client of NVFlare."""
 
-    def __init__(self, world, site, name, failures=0):
-        self.world, self.site, self.name, self.failures = world, site, name, failures
+    def __init__(self, deployment, name):
+        self.deployment, self.name = deployment, name
 
     def __call__(self, timeout):
         return self
 
-    def answer(self, content):
-        if self.failures:
-            self.failures -= 1
+    def deliver(self, address, content):
+        if self.name in self.deployment.away:
+            self.deployment.ends.wait()
             raise TimeoutError("no result")
-        if b"final" in content[:4000]:
-            return 0, b""
-        path = self.world.folder / f"carried {self.name}"
-        path.write_bytes(content)
-        return 0, self.site.answer(path).read_bytes()
+        return self.deployment.receive(self.name, address, content)
 
 
-def test_names_with_spaces_and_failures_in_nvflare(exchange, monkeypatch, capsys):
-    world, server, sites = exchange
-    collab = SimpleNamespace(main=lambda function: function, publish=lambda function: function)
-    relay = load_relay(DEPLOY / "nvflare" / "relay.py", monkeypatch, nvflare_collab={"collab": collab})
-    monkeypatch.setattr(relay, "RETRY_SECONDS", 0.01)
-    names = {name: folder(world, name).name[4:] for name in NAMES}
-    assert names["Charité Berlin"] == "Charit-Berlin"
-    collab.clients = [Client(world, sites[name], names[name], failures=2 * (name == "tiny")) for name in NAMES]
-    monkeypatch.setenv("PFL_EXCHANGE", str(world.folder / "exchange"))
-    carrier = threading.Thread(target=relay.run, daemon=True)
-    carrier.start()
-    until = time.monotonic() + 30
-    while time.monotonic() < until and not all(answer_file(folder(world, name), 1).exists() for name in NAMES):
+def make_nvflare(deployment, monkeypatch):
+    clients = [Client(deployment, short) for short in SHORT.values()]
+    return load_nvflare(monkeypatch).Collab(clients, ThreadPoolExecutor(len(clients)))
+
+
+MAKE = {"flower": make_flower, "nvflare": make_nvflare}
+
+
+@pytest.fixture(params=MAKE)
+def carried(request, deployment, monkeypatch):
+    """A deployment, and the transport that carries its messages."""
+    return deployment, MAKE[request.param](deployment, monkeypatch)
+
+
+def carry(deployment, made, is_done, limit=60.0):
+    """Relay in steps until ``is_done``, as ``relay`` does until the last messages have arrived."""
+    until = time.monotonic() + limit
+    while not is_done() and time.monotonic() < until:
+        for site in deployment.exchange.sites:
+            for address, pieces in deployment.exchange.fetch(site):
+                made.post(address, pieces)
+        for address, pieces in made.fetch(transport.SERVER):
+            if address.number is not None:
+                deployment.exchange.post(address, pieces)
         time.sleep(0.01)
-    assert all(answer_file(folder(world, name), 1).exists() for name in NAMES)
+    assert is_done()
+
+
+def close(deployment, number, names):
+    """Let the server close a phase with the answers of these sites, and ask again."""
+    paths = {name: question_file(deployment.folder(name), number) for name in NAMES}
+    server, questions = deployment.server, deployment.server.ask()
+    server.close({n: server.check(answer_file(paths[n].parent, number), questions[n], digest(paths[n])) for n in names})
+    return deployment.world.write_questions(server)
+
+
+def test_a_transport_carries_questions_answers_and_the_last_message(carried):
+    deployment, made = carried
+    carry(deployment, made, lambda: deployment.answered(1) == {*NAMES})
     for name in NAMES:
-        world.messages.write(final_file(folder(world, name)), *server.final(name))
-    carrier.join(30)
-    assert not carrier.is_alive()
-    assert capsys.readouterr().out.count("tiny: no answer to question-000001.msg (no result)") == 2
+        own = deployment.at_site(SHORT[name])
+        at_site = answer_file(folder_of(own.path, [*NAMES], name), 1)
+        assert at_site.read_bytes() == answer_file(deployment.folder(name), 1).read_bytes()
+    assert len(deployment.delivered) == 3  # nothing is sent again while it is on its way
+    for name in NAMES:
+        deployment.world.messages.write(final_file(deployment.folder(name)), *deployment.server.final(name))
+    said = []
+    relay(deployment.exchange, made, 3, said.append)
+    assert sorted(said) == sorted(f"{deployment.folder(name).name}/final.msg" for name in NAMES)
+    for name in NAMES:
+        own = deployment.at_site(SHORT[name])
+        assert final_file(folder_of(own.path, [*NAMES], name)).exists()
+
+
+def test_a_silent_site_does_not_block_the_others(carried):
+    deployment, made = carried
+    deployment.away = {"tiny"}
+    carry(deployment, made, lambda: deployment.answered(1) == {*NAMES[:2]})
+    # The server goes on without the silent site, which has a question of its own.
+    close(deployment, 1, NAMES[:2])
+    carry(deployment, made, lambda: deployment.answered(2) >= {*NAMES[:2]})
+    assert "tiny" not in deployment.answered(1) | deployment.answered(2)
+
+
+def test_a_site_whose_relay_fails_is_asked_again_later(carried, capsys, monkeypatch):
+    deployment, made = carried
+    monkeypatch.setitem(type(made).post.__globals__, "RETRY_SECONDS", 0.5)
+    deployment.failures["S-o-Paulo"] = 2
+    begun = time.monotonic()
+    carry(deployment, made, lambda: deployment.answered(1) == {*NAMES})
+    assert time.monotonic() - begun > 2 * 0.5
+    assert capsys.readouterr().out.count("no answer to 001-S-o-Paulo/question-000001.msg") == 2
+    assert sum("S-o-Paulo" in address for address in deployment.delivered) == 3
+
+
+def test_several_runs_of_a_site_and_its_scores_are_carried_beside_each_other(carried):
+    deployment, made = carried
+    runs = ("seed-0-fedavg", "seed-1-ditto")
+    site = deployment.folder("tiny")
+    for run in runs:
+        (site / run).mkdir()
+        (site / run / "final.msg").write_bytes(run.encode())
+    (site / "question-000001.msg").unlink()
+    own = folder_of(deployment.at_site("tiny").path, [*NAMES], "tiny")
+
+    def score():
+        """Send the scores, as a site does that has the last messages of all runs."""
+        while not all((own / run / "final.msg").exists() for run in runs):
+            time.sleep(0.01)
+        (own / transport.RECORDS).write_bytes(b"scores")
+
+    scoring = threading.Thread(target=score, daemon=True)
+    scoring.start()
+    for name in NAMES[:2]:
+        question_file(deployment.folder(name), 1).unlink()
+    relay(deployment.exchange, made, 2, lambda text: None)
+    assert [(own / run / "final.msg").read_bytes().decode() for run in runs] == [*runs]
+    assert (site / transport.RECORDS).read_bytes() == b"scores"
+
+
+def test_in_flower_only_the_node_with_the_key_of_a_site_gets_its_messages(deployment, monkeypatch, capsys):
+    """Names that nodes give themselves do not count."""
+    keys = {short: key for short, key in KEYS.items() if short != "S-o-Paulo"}
+    grid = Grid(deployment, [*(key for key in KEYS.values() if key != KEYS["tiny"]), b"key of a stranger"])
+    made = load_flower(monkeypatch).Flower(grid, keys)
+    carry(deployment, made, lambda: deployment.answered(1) == {"Charité Berlin"})
+    carry(deployment, made, lambda: len(capsys.readouterr().out) == 0)
+    assert {message.node for message in grid.sent.values()} == {0}
+    # A site whose node connects later gets its messages then.
+    grid.nodes[7] = KEYS["tiny"]
+    carry(deployment, made, lambda: deployment.answered(1) == {"Charité Berlin", "tiny"})
+
+
+def test_what_the_relay_of_flower_says_about_nodes_and_keys(deployment, monkeypatch, capsys):
+    made = load_flower(monkeypatch).Flower(Grid(deployment, [b"key of a stranger"]), {"tiny": KEYS["tiny"]})
+    for _ in range(3):
+        for site in deployment.exchange.sites:
+            for address, pieces in deployment.exchange.fetch(site):
+                made.post(address, pieces)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert "node 0 gets no message" in lines[0]
+    assert {line.partition(" ")[0] for line in lines[1:]} == {"'Charit-Berlin'", "'S-o-Paulo'"}
+
+
+def test_keys_in_a_folder_are_read_as_flower_writes_them(tmp_path, monkeypatch):
+    from cryptography.hazmat.primitives import serialization  # beside MLflow, and in Flower's environment
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    public = ec.generate_private_key(ec.SECP384R1()).public_key()
+    ssh = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    (tmp_path / "charite.pub").write_bytes(public.public_bytes(*ssh) + b" somebody@somewhere")
+    (tmp_path / "charite").write_text("not a public key")
+    pem = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    assert load_flower(monkeypatch).read_keys(tmp_path) == {"charite": public.public_bytes(*pem)}
+
+
+def test_relays_start_no_program_and_need_no_package_of_pfl():
+    files = [*DEPLOY.glob("flower/relay/*.py"), DEPLOY / "nvflare" / "relay.py"]
+    assert len(files) == 4
+    names = {name for path in files for name in imports(ast.parse(path.read_text()))}
+    assert {name for name in names if name.startswith("pflcli")} == {"pflcli.plugins.sites.transport"}
+    assert not names & {"subprocess", "os.system"}
+    code = "import sys, pflcli.plugins.sites.transport; print(*{name.partition('.')[0] for name in sys.modules})"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent)
+    assert not {*ran.stdout.split()} & {"torch", "numpy", "pandas", "pydantic", "h5py", "safetensors"}

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from helpers import error_text
-from pflcli import agree_on_columns, summarize_columns
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.commands.compare import compare
@@ -21,9 +20,10 @@ from pflcli.core.execution import Execution
 from pflcli.core.reporter import Reporter
 from pflcli.plugins.sites import scores, several
 from pflcli.plugins.sites import site as site_module
-from pflcli.plugins.sites.exchange import answer_file, find_last_question, folder_of, question_file
+from pflcli.plugins.sites.columns.commands import agree_on_columns, summarize_columns
 from pflcli.plugins.sites.federation import check_federation, create_federation, run_federation
 from pflcli.plugins.sites.site import answer_message, check_site
+from pflcli.plugins.sites.transport import RECORDS, answer_file, find_last_question, folder_of, question_file
 
 SITES = ("north", "south", "west")
 METHODS = ("fedavg", "panm", "knn-per", "local")
@@ -63,7 +63,7 @@ def play(world, at, monkeypatch, fewest=0):
 
     def wait(inbox, hub):
         for site in inbox.missing:
-            place = hub.place_of(site)
+            place = hub.exchange.find(hub.address(site, None)).parent
             number = find_last_question(place)
             out = answer_file(place, number)
             answer_message(at / f"site {site}", question_file(place, number), out=out, execution=ONE)
@@ -76,7 +76,7 @@ def play(world, at, monkeypatch, fewest=0):
             place = folder_of(at / "exchange", [*SITES], site)
             for name in plays:
                 run = folder_of(at / "exchange", [*SITES], site, name)
-                answer_message(at / f"site {site}", run / "final.msg", out=place / scores.FILE, execution=ONE)
+                answer_message(at / f"site {site}", run / "final.msg", out=place / RECORDS, execution=ONE)
         return ended
 
     monkeypatch.setattr("pflcli.plugins.sites.federation._wait", wait)
@@ -153,7 +153,7 @@ def send_again(world, at, change, **options):
         ignore=lambda at, names: {"seed-0", "seed-1", "comparison"} if at.endswith("real") else (),
     )
     for number, site in enumerate(SITES):
-        change(site, at / "exchange" / f"{number:03d}-{site}" / scores.FILE)
+        change(site, at / "exchange" / f"{number:03d}-{site}" / RECORDS)
     return run_federation(world / "fed", at / "exchange", at / "real", execution=ONE, **options)
 
 
@@ -165,7 +165,7 @@ def test_a_site_that_sends_no_scores_is_named_and_its_scores_may_follow(world, p
     with (tmp_path / "real" / "comparison" / "clients.csv").open() as file:
         counts = {row["name"]: int(row["n_test"]) for row in csv.DictReader(file)}
     assert counts["south"] == 0 < counts["north"]
-    shutil.copy(world / "exchange" / "001-south" / scores.FILE, tmp_path / "exchange" / "001-south" / scores.FILE)
+    shutil.copy(world / "exchange" / "001-south" / RECORDS, tmp_path / "exchange" / "001-south" / RECORDS)
     later = run_federation(world / "fed", tmp_path / "exchange", tmp_path / "real", execution=ONE)
     assert later["without_scores"] == []
     assert read_numbers(tmp_path / "real" / "comparison") == read_numbers(world / "real" / "comparison")
@@ -184,7 +184,7 @@ def test_few_test_samples_are_withheld(world, played, tmp_path):
     send_again(world, tmp_path, withhold)
     text = (tmp_path / "real" / "comparison" / "table.md").read_text()
     assert "few test samples, whose scores they withhold" in text
-    sent = json.loads((tmp_path / "exchange" / "000-north" / scores.FILE).read_text())
+    sent = json.loads((tmp_path / "exchange" / "000-north" / RECORDS).read_text())
     assert {client["scores"] for run in sent["runs"] for client in run["clients"]} == {None}
 
 

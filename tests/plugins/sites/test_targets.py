@@ -11,7 +11,7 @@ from test_without_pilot import COUNT, QUANTITY, SETTINGS, agree, read_school
 
 import pflcli
 from helpers import error_text
-from pflcli import create_federation, import_data, join_federation, summarize_columns
+from pflcli import import_data
 from pflcli.artifacts.kinds import read_labels
 from pflcli.artifacts.reader import open_artifact
 from pflcli.core import tasks
@@ -20,7 +20,10 @@ from pflcli.core.splits import split_clients
 from pflcli.data.preparation import imported_dataset
 from pflcli.plugins.sites.columns import measures, summary, table
 from pflcli.plugins.sites.columns.agreement import agree as merge
+from pflcli.plugins.sites.columns.commands import summarize_columns
 from pflcli.plugins.sites.columns.summary import ColumnSummary
+from pflcli.plugins.sites.federation import create_federation
+from pflcli.plugins.sites.join import join_federation
 
 NAMES = ("north", "south", "west")
 

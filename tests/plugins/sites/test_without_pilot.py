@@ -8,15 +8,17 @@ from test_columns import OPTIONS, SITES, read_hospital, write_table
 
 import pflcli
 from helpers import error_text
-from pflcli import agree_on_columns, answer_message, check_site, create_federation, import_data, summarize_columns
+from pflcli import import_data
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.manifest import read as read_manifest
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.core.errors import InputError, UnsuitedError, UsageError
 from pflcli.data.datasets import schools
-from pflcli.plugins.sites.exchange import answer_file, find_last_question, folder_of, question_file
-from pflcli.plugins.sites.federation import run_federation
+from pflcli.plugins.sites.columns.commands import agree_on_columns, summarize_columns
+from pflcli.plugins.sites.federation import create_federation, run_federation
+from pflcli.plugins.sites.site import answer_message, check_site
+from pflcli.plugins.sites.transport import answer_file, find_last_question, folder_of, question_file
 
 PARTS = ("train", "train", "validation", "test")
 SETTINGS = {"model": "mlp", "rounds": 3, "participation": 0.7, "lr": 0.05}

@@ -17,7 +17,7 @@ from pflcli.core.federation.run import Place, RunInputs
 from pflcli.core.settings import Settings
 from pflcli.core.simulation import loop
 from pflcli.core.simulation.create_run import create_run
-from pflcli.plugins.sites import exchange, messages
+from pflcli.plugins.sites import messages, transport
 from pflcli.plugins.sites.admission import keep_samples
 from pflcli.plugins.sites.endpoints import Server, Site, Terms, inputs_at_site
 from pflcli.plugins.sites.opening import rehearse
@@ -86,8 +86,8 @@ class World:
         """Return the path of each site's question, by site."""
         questions, paths = server.ask(), {}
         for site, question in questions.items():
-            folder = exchange.folder_of(self.folder / "exchange", [*self.sites], site)
-            paths[site] = exchange.question_file(folder, question.number)
+            folder = transport.folder_of(self.folder / "exchange", [*self.sites], site)
+            paths[site] = transport.question_file(folder, question.number)
             messages.write(paths[site], question, server.tensors(question))
         return questions, paths
 

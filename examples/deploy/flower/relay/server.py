@@ -1,110 +1,103 @@
-"""Flower's ServerApp: sends each question in the exchange folder to its site, and stores the answer beside it.
+"""Flower's ServerApp: a transport whose messages go to the node that has the public key of a site.
 
-``pfl federation run FEDERATION --at EXCHANGE`` writes the questions and reads the answers. This app ends once every
-site has the last message. A site that does not answer, or whose command fails, is asked again later; the others do not
-wait for it.
+``pfl federation run FEDERATION --at EXCHANGE`` writes the questions and reads the answers, and ``relay`` of pfl carries
+them. The app ends once ``sites`` sites have the last message of each of ``runs`` runs. ``keys`` is a folder with a
+public key for each site, such as ``charite.pub``: a node with another key gets no message, whatever it says. A site has
+the name of its folder in EXCHANGE, without the number.
 """
 
 from __future__ import annotations
 
-import json
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from cryptography.hazmat.primitives import serialization
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-POLL_SECONDS = 0.5
+from pflcli.plugins.sites.transport import Address, Arrived, Folder, relay
+
+POLL_SECONDS = 0.25
 TIMEOUT_SECONDS = 3600.0
 """How long a site may take to answer, before it is asked again."""
 RETRY_SECONDS = 60.0
-"""When a site whose command failed is asked again."""
+"""When a site whose relay failed is asked again."""
 
 app = ServerApp()
 
 
-def find_open_messages(exchange: Path, finished: set[Path]) -> list[Path]:
-    """Return the messages that no site has answered: the last question in each folder, or the last message."""
-    found = []
-    for folder in sorted(path for path in exchange.glob("*-*") if path.is_dir() and path not in finished):
-        questions = sorted(folder.glob("question-" + 6 * "[0-9]" + ".msg"))
-        if (folder / "final.msg").exists():
-            found.append(folder / "final.msg")
-        elif questions and not (folder / questions[-1].name.replace("question", "answer")).exists():
-            found.append(questions[-1])
-    return found
+def read_keys(folder: Path) -> dict[str, bytes]:
+    """Return the public key of each site as Flower writes it: PEM of the SubjectPublicKeyInfo."""
+    form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    return {
+        path.stem: serialization.load_ssh_public_key(path.read_bytes()).public_bytes(*form)
+        for path in sorted(folder.glob("*.pub"))
+    }
 
 
-def read_site(content: bytes) -> str:
-    """Return the name of the site that a message of pfl is for, from its head."""
-    head = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    return str(json.loads(head["__metadata__"]["pfl"])["site"])
+class Flower:
+    """The transport between the ServerApp and the ClientApps."""
 
+    def __init__(self, grid: Grid, keys: dict[str, bytes]) -> None:
+        self._grid, self._keys = grid, keys
+        self._sent: dict[str, tuple[Address, int]] = {}
+        self._not_before: dict[Address, float] = {}
+        self._said: set[str] = set()
 
-class Relay:
-    """The nodes of sites by name, and the messages that are on their way to them."""
+    def post(self, address: Address, pieces: Iterable[bytes]) -> None:
+        """Send a message to the node with the key of its site, unless it is on its way."""
+        if time.monotonic() < self._not_before.get(address, 0.0) or (node := self._find_node(address.name)) is None:
+            return
+        self._not_before[address] = time.monotonic() + TIMEOUT_SECONDS
+        content = b"".join(pieces)
+        records = {
+            "message": ArrayRecord({"file": Array("uint8", (len(content),), "raw", content)}),
+            "head": ConfigRecord({"address": str(address)}),
+        }
+        message = Message(RecordDict(records), dst_node_id=node, message_type="train.deliver")
+        for number in filter(None, self._grid.push_messages([message])):
+            self._sent[number] = address, node
 
-    def __init__(self, grid: Grid, exchange: Path) -> None:
-        self.grid, self.exchange = grid, exchange
-        self.nodes: dict[str, int] = {}
-        self.finished: set[Path] = set()
-        """the folders of sites that have the last message"""
-        self._sent: dict[str, tuple[int, Path | None]] = {}
-        self._not_before: dict[tuple[int, Path | None], float] = {}
-
-    def step(self) -> None:
-        """Send what has not been sent, and store the answers that have arrived."""
-        present = set(self.grid.get_node_ids())
-        self.nodes = {site: node for site, node in self.nodes.items() if node in present}
-        for node in present - set(self.nodes.values()):
-            self._send(node, None, b"")  # an empty message asks a node which site it is
-        for path in find_open_messages(self.exchange, self.finished):
-            try:
-                content = path.read_bytes()
-            except FileNotFoundError:  # pfl has closed the round
-                continue
-            if (site := read_site(content)) in self.nodes:
-                self._send(self.nodes[site], path, content)
-        for reply in self.grid.pull_messages([*self._sent]) if self._sent else ():
+    def fetch(self, place: str) -> Arrived:
+        """Yield the answers of nodes."""
+        for reply in self._grid.pull_messages([*self._sent]) if self._sent else ():
             if (asked := self._sent.pop(reply.metadata.reply_to_message_id, None)) is None:
                 continue
-            node, path = asked
-            self._not_before[node, path] = time.monotonic() + RETRY_SECONDS
+            address, node = asked
             if reply.has_error():
-                print(f"node {node}: error {reply.error.code}; see the site's log", flush=True)
-            elif code := int(reply.content["head"]["code"]):
-                print(f"{reply.content['head']['site']}: pfl ended with exit code {code}; see its log", flush=True)
-            else:
-                self._store(node, path, str(reply.content["head"]["site"]), reply.content["message"]["file"].data)
+                self._not_before[address] = time.monotonic() + RETRY_SECONDS
+                print(
+                    f"no answer to {address} (node {node}, error {reply.error.code}); see the log of the site",
+                    flush=True,
+                )
+                continue
+            self._not_before.pop(address, None)  # the server may set an answer aside, and ask again
+            content = reply.content["message"]["file"].data
+            if address.number is None:
+                yield address, ()
+            if content:  # otherwise the site still computes
+                yield address.answer, [content]
 
-    def _send(self, node: int, path: Path | None, content: bytes) -> None:
-        if time.monotonic() < self._not_before.get((node, path), 0.0):
-            return
-        self._not_before[node, path] = time.monotonic() + TIMEOUT_SECONDS
-        record = RecordDict({"message": ArrayRecord({"file": Array("uint8", (len(content),), "raw", content)})})
-        message = Message(record, dst_node_id=node, message_type="train.answer")
-        for number in filter(None, self.grid.push_messages([message])):
-            self._sent[number] = (node, path)
+    def _find_node(self, name: str) -> int | None:
+        """Return the node with the key of a site; None if it is not connected, or has no key."""
+        nodes = {node.public_key: node.node_id for node in self._grid.get_nodes()}
+        for key in nodes.keys() - {*self._keys.values()}:
+            self._say_once(f"node {nodes[key]} gets no message: its key is that of no site")
+        if name not in self._keys:
+            self._say_once(f"'{name}' gets no message: there is no public key {name}.pub")
+        return nodes.get(self._keys.get(name, b"none"))
 
-    def _store(self, node: int, path: Path | None, site: str, content: bytes) -> None:
-        if path is None:
-            if self.nodes.setdefault(site, node) != node:
-                print(f"node {node} says that it is '{site}', which node {self.nodes[site]} is", flush=True)
-            return
-        if path.name == "final.msg":
-            self.finished.add(path.parent)
-        else:
-            target = path.with_name(path.name.replace("question", "answer"))
-            target.with_suffix(".tmp").write_bytes(content)
-            target.with_suffix(".tmp").replace(target)
-            self._not_before.pop((node, path))  # pfl may set an answer aside, and ask again
-        print(f"{site}: {path.name}", flush=True)
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            print(text, flush=True)
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Relay messages until every site has the last one."""
-    relay = Relay(grid, Path(str(context.run_config["exchange"])))
-    while len(relay.finished) < int(context.run_config["sites"]):
-        relay.step()
-        time.sleep(POLL_SECONDS)
+    """Relay messages until every site has the last one of each run."""
+    config = context.run_config
+    transport = Flower(grid, read_keys(Path(str(config["keys"]))))
+    exchange, last_messages = Folder(Path(str(config["exchange"]))), int(config["sites"]) * int(config["runs"])
+    relay(exchange, transport, last_messages, print, POLL_SECONDS)

@@ -1,45 +1,28 @@
-"""Flower's ClientApp: answers a message by ``pfl site answer``, which has an environment of its own.
+"""Flower's ClientApp: puts a message into the folder of ``pfl site serve``, and sends back what that answers.
 
-``--node-config 'site="charite" folder="/data/site" pfl="/opt/pfl/bin/pfl"'`` names the site, its folder and the
-command. Only the exit code leaves the site if the command fails; its messages are in ``FOLDER.log``.
+``--node-config 'exchange="/data/exchange"'`` names the folder, which is all that this app has to reach: the samples may
+belong to another account. Flower starts a process for each message; pfl is not started, and its site stays open.
 """
 
 from __future__ import annotations
 
-import subprocess
-import tempfile
 from pathlib import Path
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-NOT_STARTED = 127
-"""The exit code if the command could not be started."""
+from pflcli.plugins.sites.transport import Folder, deliver
+
+WAIT_SECONDS = 600.0
+"""How long to wait for the answer; after that, an empty reply makes the server ask again."""
 
 app = ClientApp()
 
 
-def run_pfl(command: str, folder: Path, content: bytes) -> tuple[int, bytes]:
-    """Return the exit code of ``pfl site answer`` and the answer, which is empty after the last message."""
-    with tempfile.TemporaryDirectory() as temporary, folder.with_name(f"{folder.name}.log").open("ab") as log:
-        question, answer = Path(temporary, "question"), Path(temporary, "answer")
-        question.write_bytes(content)
-        words = [command, "site", "answer", str(folder), str(question), "-o", str(answer), "--threads", "1"]
-        try:
-            code = subprocess.run(words, stdout=log, stderr=log, check=False).returncode
-        except OSError as error:
-            log.write(f"{error}\n".encode())
-            code = NOT_STARTED
-        return code, answer.read_bytes() if answer.exists() else b""
-
-
-@app.train("answer")
+@app.train("deliver")
 def answer(message: Message, context: Context) -> Message:
-    """Answer a message; an empty one asks for the name of the site."""
-    config, content = context.node_config, message.content["message"]["file"].data
-    code, reply = run_pfl(str(config["pfl"]), Path(str(config["folder"])), content) if content else (0, b"")
-    records = {
-        "message": ArrayRecord({"file": Array("uint8", (len(reply),), "raw", reply)}),
-        "head": ConfigRecord({"site": str(config["site"]), "code": code}),
-    }
+    """Answer a message."""
+    content, address = message.content["message"]["file"].data, str(message.content["head"]["address"])
+    reply = deliver(Folder(Path(str(context.node_config["exchange"]))), address, content, WAIT_SECONDS)
+    records = {"message": ArrayRecord({"file": Array("uint8", (len(reply),), "raw", reply)})}
     return Message(RecordDict(records), reply_to=message)

@@ -22,11 +22,11 @@ def summarize_columns(asked: SummarizeColumns) -> dict[str, Any]:
     the ``seed``. ``units`` are those of columns, by name. Raises InputError for data that are no table with classes.
 
     >>> from pathlib import Path
-    >>> from pflcli import import_data, summarize_columns
+    >>> from pflcli import import_data, site
     >>> rows = [f"{20 + n % 30},{n % 2}" for n in range(60)]
     >>> _ = Path("north.csv").write_text("age,ill\\n" + "\\n".join(rows))
     >>> own = import_data("north.csv", "runs/north", client="none", label="ill", standardize=True)
-    >>> made = summarize_columns(own, "north.json", client="north", sites=["north", "south"])
+    >>> made = site.columns(own, "north.json", client="north", sites=["north", "south"])
     >>> made["train"], made["bytes"] == Path("north.json").stat().st_size
     (36, True)
     """
@@ -48,13 +48,13 @@ def agree_on_columns(asked: AgreeOnColumns) -> dict[str, Any]:
     what to type there.
 
     >>> from pathlib import Path
-    >>> from pflcli import agree_on_columns, import_data, summarize_columns
-    >>> for site, first in (("north", 20), ("south", 50)):
+    >>> from pflcli import federation, import_data, site
+    >>> for name, first in (("north", 20), ("south", 50)):
     ...     rows = [f"{first + n % 30},{n % 2}" for n in range(60)]
-    ...     _ = Path(f"{site}.csv").write_text("age,ill\\n" + "\\n".join(rows))
-    ...     own = import_data(f"{site}.csv", site, client="none", label="ill", standardize=True)
-    ...     _ = summarize_columns(own, f"{site}.json", client=site, sites=["north", "south"])
-    >>> agree_on_columns(["north.json", "south.json"], "agreed.toml")["train"]
+    ...     _ = Path(f"{name}.csv").write_text("age,ill\\n" + "\\n".join(rows))
+    ...     own = import_data(f"{name}.csv", name, client="none", label="ill", standardize=True)
+    ...     _ = site.columns(own, f"{name}.json", client=name, sites=["north", "south"])
+    >>> federation.columns(["north.json", "south.json"], "agreed.toml")["train"]
     {'north': 36, 'south': 36}
     """
     out = Path(asked.out)
