@@ -26,11 +26,11 @@ join() { pfl site join "$1" --data "$runs/tables/$2.csv" $(options "$2") -o "$ru
 # serve HOSPITAL: the hospital answers messages until the last one.
 serve() { pfl site serve "$runs/$1/site" --at "$runs/exchange" --threads 1 -q > /dev/null; }
 
-# play FED: all hospitals join, and play all rounds with the server, in five processes.
+# play FED OUT: all hospitals join, and play all rounds with the server, in five processes.
 play() {
   at_each join "$1"
   at_each serve &
   local sites=$!
-  pfl federation run "$1" --at "$runs/exchange" -o "$runs/server" --threads 1
+  pfl federation run "$1" --at "$runs/exchange" -o "$2" --threads 1
   wait $sites
 }

@@ -17,5 +17,5 @@ pfl partition "$runs/data" -o "$runs/partition" -q > /dev/null
 pfl personalize ditto "$runs/partition" --model mlp --rounds 5 --participation 0.75 --apart -o "$runs/simulation" -q > /dev/null
 pfl federation create "$runs/simulation" -o "$runs/fed" -q > /dev/null
 
-play "$runs/fed"
+play "$runs/fed" "$runs/server"
 "$python" "$home/examples/deploy/compare_with_simulation.py" "$runs"

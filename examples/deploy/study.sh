@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Four hospitals that have never shared a sample find a common meaning of their tables, and train together, without a
-# pilot: their tables differ in order, names and words of columns, and one has cholesterol in another unit. The result
-# is compared with the simulation --apart on the sites' own splits: the difference is 0.
+# Four hospitals that have never shared a sample find a common meaning of their tables, and compare methods of four
+# papers, without a pilot: their tables differ in order, names and words of columns, and one has cholesterol in another
+# unit. The real table stands beside that of the simulation --apart on the sites' own splits: the difference is 0.
 #
 #   bash examples/deploy/study.sh [DIR]     artifacts go to DIR (default runs/study), which must be new
 set -euo pipefail
 
 runs=${1:-runs/study}
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-method=ditto # what the hospitals run: the one place that names it
+methods=fedavg,ditto,fedattn,fedham,panm,knn-per # what the hospitals compare: the one place that names them
 settings="--model mlp --rounds 5 --participation 0.75"
 
 "$python" "$home/examples/deploy/hospital_tables.py" "$runs/tables" --differ
@@ -61,12 +61,14 @@ rm "$runs/tables/long-beach.unit"
 summarize long-beach
 agree > /dev/null
 
-pfl federation create "$runs/agreed.toml" --method $method $settings -o "$runs/fed" -q > /dev/null
-play "$runs/fed"
+pfl federation create "$runs/agreed.toml" --methods $methods $settings --metric accuracy,auroc -o "$runs/fed" -q > /dev/null
+echo "among real sites:"
+play "$runs/fed" "$runs/real"
 
 # What nobody can do among real sites: the same with all tables in one place.
 "$python" "$home/examples/deploy/hospital_tables.py" "$runs/tables" --pool
 pfl import "$runs/tables/pooled.csv" --like "$runs/agreed.toml" --client hospital -o "$runs/data" -q > /dev/null
 pfl partition "$runs/data" -o "$runs/partition" -q > /dev/null
-pfl personalize $method "$runs/partition" $settings --apart -o "$runs/simulation" -q > /dev/null
+echo "in the simulation:"
+pfl compare "$runs/partition" --methods $methods $settings --no-references --metric accuracy,auroc --apart -o "$runs/simulation"
 "$python" "$home/examples/deploy/compare_with_simulation.py" "$runs"
