@@ -402,12 +402,12 @@ def find_obstacle(method: str, options: Mapping[str, Any], rounds: int, upload: 
 def _find_obstacle_after_rounds(method: str, options: Mapping[str, Any], upload: Sequence[str]) -> str:
     """Return why a method that has no rounds cannot run among real sites, as ``find_obstacle`` does."""
     code = methods.load(method)
-    if code.REFERENCE:
-        return "it is a reference, with which simulations compare methods"
+    if code.TASKS == ("series",):
+        return "it predicts series, which sites do not agree on"
     if sends_after_rounds(code):
         return admission.find_obstacle(partial(require_same_elsewhere, method, options, 0, upload, are_apart=True))
     if code.KIND not in ("local", "posthoc"):
-        return "clients exchange something, and the method has no rounds"
+        return "samples leave the clients" if code.REFERENCE else "clients exchange something, and it has no rounds"
     return admission.find_obstacle(partial(require_own_samples, method, options, (small.LATE,)))
 
 

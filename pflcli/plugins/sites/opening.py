@@ -44,7 +44,7 @@ _CHANGEABLE = ("paths", "sends_records", "fewest")
 """The facts of a site's folder that a person may change: where things are, and what more it sends."""
 _RUN = re.compile(r"seed-\d{1,10}/[A-Za-z0-9_-]+(@[A-Za-z0-9_-]+)?")
 """The name of a run of several: the folder in which ``pfl compare`` makes it."""
-_RUN_KEYS = {"label", "method", "options", "settings", "seed", "agreement", "exchange", "then"}
+_RUN_KEYS = {"label", "reference", "method", "options", "settings", "seed", "agreement", "exchange", "then"}
 
 
 def read_runs(federation: Artifact) -> dict[str, Artifact]:
