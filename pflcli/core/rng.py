@@ -63,6 +63,10 @@ def seeded_globals(seed: int, *key: str | int) -> Iterator[None]:
             yield
 
 
+DRAWING = threading.RLock()
+"""Held by a thread that seeds PyTorch's generator, which all threads share, and draws initial weights from it."""
+
+
 @contextmanager
 def watched_globals() -> Iterator[Callable[[], bool]]:
     """Yield a function that returns whether anything was drawn from a global generator since the block began.

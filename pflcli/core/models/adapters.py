@@ -92,7 +92,7 @@ def add(net: Net, adapter: str, seed: int) -> Net:
     if not any(True for _ in net.head.parameters()):
         raise UsageError(f"--adapter {adapter} trains the head, but the network does not end in a linear layer")
     replaced: dict[int, nn.Module] = {}
-    with torch.random.fork_rng(devices=[]):
+    with rng.DRAWING, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(rng.integer(seed, "adapter"))
         for place, module in list(net.body.named_modules(remove_duplicate=False)):
             if id(module) not in replaced:
