@@ -274,7 +274,7 @@ def test_trials_are_chosen_by_validation_samples_before_any_test_score_is_sent(w
 
     def wait(inbox, hub):
         for site in inbox.missing:
-            place = hub.place_of(site)
+            place = hub.exchange.find(hub.address(site, None)).parent
             number = find_last_question(place)
             answer_message(folders[site], question_file(place, number), out=answer_file(place, number), execution=ONE)
         inbox.look(is_last=True)
