@@ -198,7 +198,8 @@ def test_few_test_samples_are_withheld(world, played, tmp_path):
         (("runs", 0, "clients", 0, "name"), "north", "other clients or samples"),
         (("runs", 0, "clients", 0, "n"), 10**6, "add up"),
         (("runs", 0, "clients", 0), {"name": "west", "n": 3, "scores": None}, "other numbers"),
-        (("runs", 0, "clients", 0, "scores", "client"), {"accuracy": 1.0}, "agreed on"),
+        (("runs", 0, "clients", 0, "scores", "client"), {"auroc": 1.0}, "agreed on"),
+        (("runs", 2, "clients", 0, "scores", "tuned"), {"x": 1.0}, "other things than most"),
         (("more",), 1, "more"),
         (("client",), "x" * 10**6, "no file of scores"),
     ],
@@ -221,6 +222,49 @@ def test_scores_that_do_not_fit_are_named_and_not_counted(world, played, tmp_pat
     assert made["without_scores"] == ["west"]
     (line,) = [line for line in said if "Z WARNING: 'west'" in line]
     assert words in line
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (("runs", 0, "clients", 0, "n"), 10**30, "less than or equal"),
+        (("runs", 0, "clients", 0, "scores", "client", "accuracy"), -5.0, "accuracy is not that"),
+        (("runs", 0, "clients", 0, "scores", "client", "accuracy"), None, "accuracy is not that"),
+        (("runs", 0, "clients", 0, "scores", "client", "log_loss"), 1e300, "too large"),
+        (("runs", 2, "clients", 0, "scores", "samples"), "x", "other samples"),
+        (("runs", 2, "clients", 0, "scores"), None, "other samples"),
+        (("runs", 2, "clients", 0, "scores", "pairs"), {}, "does not compare"),
+        (("runs", 2, "clients", 0, "scores", "pairs", ""), [], "does not compare"),
+        (("runs", 2, "clients", 0, "scores", "differs"), None, "does not compare"),
+        (("runs", 2, "clients", 0, "scores", "discordant"), None, "does not compare"),
+    ],
+)
+def test_scores_that_would_change_those_of_other_sites_are_refused(world, played, tmp_path, place, value, words):
+    fed, path = open_one(world / "fed"), tmp_path / RECORDS
+    found = json.loads((world / "exchange" / "002-west" / RECORDS).read_text())
+    path.write_text(json.dumps(found))
+    agreed, runs = scores.Agreed.read(fed), several.read_names(fed.manifest.request)
+    assert scores._read(path, fed, agreed, runs, "west").client == "west"
+    inner = found
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    path.write_text(json.dumps(found))
+    with pytest.raises(InputError, match=words):
+        scores._read(path, fed, agreed, runs, "west")
+
+
+def test_a_site_that_rewrites_its_scores_all_the_time_does_not_delay_the_others(world, played, tmp_path, monkeypatch):
+    signature = scores.exchanges.signature
+
+    def changing(path):
+        if "west" in str(path):
+            path.write_text(f"{{}}{path.stat().st_size}")
+        return signature(path)
+
+    monkeypatch.setattr(scores.exchanges, "signature", changing)
+    made = send_again(world, tmp_path, lambda *_: None, patience=0.3)
+    assert made["without_scores"] == ["west"]
 
 
 def test_a_federation_shows_its_runs(world):
