@@ -73,13 +73,18 @@ class Agreed:
 
     @classmethod
     def read(cls, federation: Artifact) -> Agreed:
-        """Return what a federation of several runs says; raises UsageError for a metric that this pfl lacks."""
+        """Return what a federation of several runs says; raises UsageError for a metric that this pfl lacks.
+
+        Raises InputError for a baseline that is no run.
+        """
         request = federation.manifest.request
         known, found = codebook.read(federation), request["scores"]
         labels = Labels(request["form"]["classes"], **request.get("task", {}))
         names, metrics = known.class_names(labels.outputs), catalogue.parse_names(found["metric"])
         catalogue.require_defined(metrics, labels)
         labels = replace(labels, positive=catalogue.positive_class(found["positive"], names))
+        if found["baseline"] not in {run.label for run in several.read_names(request)}:
+            raise InputError(f"{federation.path} has no run of its baseline {str(found['baseline'])[:80]!r}")
         return cls(metrics, found["baseline"], found["positive"], labels, names)
 
 
@@ -121,6 +126,24 @@ def read_choice(path: Path, federation: Artifact) -> list[str]:
             raise InputError(f"{path} is the choice of another federation")
         trials = {str(label): str(trial) for label, trial in found["trials"].items()}
     return several.list_chosen(several.read_names(federation.manifest.request), trials)
+
+
+def keep_choice(path: Path, folder: Path, federation: Artifact) -> list[str]:
+    """Return the runs that the choice in ``path`` names, and keep it in the ``folder`` of the site.
+
+    Test samples are scored for one choice only: raises InputError if the folder has another one.
+    """
+    chosen, own = read_choice(path, federation), folder / CHOICE
+    names = [run for run in several.read_names(federation.manifest.request) if run.name in chosen]
+    content = {"federation": federation.manifest.fingerprint, "trials": {run.label: run.trial for run in names}}
+    if not own.exists():
+        write_whole(own, [json.dumps(content).encode()])
+    elif read_choice(own, federation) != chosen:
+        raise InputError(
+            f"{path} is not the choice that this site has scored test samples for, or is about to: {own}",
+            "ask the coordinator why it was changed",
+        )
+    return chosen
 
 
 def _read_secret(folder: Path) -> bytes:

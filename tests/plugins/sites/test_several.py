@@ -5,20 +5,24 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from helpers import error_text
 from pflcli.artifacts.kinds import predictions
+from pflcli.artifacts.manifest import ManifestDict
 from pflcli.artifacts.open_by_path import open_one
+from pflcli.artifacts.reader import Artifact
 from pflcli.commands.compare import compare
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.core.errors import ComputationError, InputError, UnsuitedError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.core.reporter import Reporter
-from pflcli.plugins.sites import scores, several
+from pflcli.plugins.sites import opening, scores, several
 from pflcli.plugins.sites import site as site_module
 from pflcli.plugins.sites.columns.commands import agree_on_columns, summarize_columns
 from pflcli.plugins.sites.federation import check_federation, create_federation, run_federation
@@ -332,6 +336,7 @@ def test_trials_are_chosen_by_validation_samples_before_any_test_score_is_sent(w
             for name in plays:
                 final = folder_of(tmp_path / "exchange", [*SITES], site, name) / "final.msg"
                 answer_message(folders[site], final, execution=ONE)
+                assert not (folders[site] / RECORDS).exists()
             file, chosen = (scores.VALIDATION, [*plays]) if is_first else (scores.FILE, None)
             if chosen is None:
                 chosen = scores.read_choice(place / scores.CHOICE, open_one(fed))
@@ -389,3 +394,56 @@ def test_a_choice_of_other_trials_is_refused(trials):
     ]
     with pytest.raises(InputError, match="the choice"):
         several.list_chosen(names, trials)
+
+
+def change_request(world, out, change):
+    """Return the federation of ``world`` with another request, as if changed code had made it."""
+    source = open_one(world / "fed")
+    request = json.loads(json.dumps(source.manifest.request))
+    change(request)
+    return Artifact(out, replace(source.manifest, request=ManifestDict.wrap(out, request)))
+
+
+@pytest.mark.parametrize(
+    ("name", "run"),
+    [
+        ("seed-0/../x", {}),
+        ("seed-0/fedavg", {"label": "../../x"}),
+        ("seed-0/fedavg", {"label": ["fedavg"]}),
+        ("seed-00/fedavg", {}),
+        ("seed-1/fedavg", {"seed": 0}),
+    ],
+)
+def test_a_run_whose_name_leads_elsewhere_or_stands_twice_is_refused(world, tmp_path, name, run):
+    def change(request):
+        request["runs"][name] = {**request["runs"]["seed-0/fedavg"], **run}
+
+    with pytest.raises(InputError, match="which no pfl has made"):
+        opening.read_runs(change_request(world, tmp_path, change))
+
+
+def test_a_baseline_that_is_no_run_is_refused_before_a_round(world, tmp_path, monkeypatch):
+    hostile = change_request(world, world / "fed", lambda request: request["scores"].update(baseline="moon"))
+    monkeypatch.setattr(site_module, "open_one", lambda path, *kinds: hostile if kinds == ("federation",) else path)
+    monkeypatch.setattr("pflcli.plugins.sites.federation.open_one", lambda *_: hostile)
+    own = open_one(world / "partition west")
+    with pytest.raises(InputError, match="no run of its baseline 'moon'"):
+        check_site(own, world / "fed", tmp_path / "site", execution=ONE)
+    with pytest.raises(InputError, match="no run of its baseline 'moon'"):
+        run_federation(world / "fed", tmp_path / "exchange", tmp_path / "server", execution=ONE)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_site_scores_test_samples_for_one_choice_only(tmp_path):
+    runs = {f"seed-0/local@{number}": {"label": "local"} for number in (1, 2)}
+    manifest = SimpleNamespace(request={"runs": runs}, fingerprint="f")
+    federation, path = SimpleNamespace(manifest=manifest), tmp_path / "exchange.json"
+
+    def send(trial):
+        path.write_text(json.dumps({"federation": "f", "trials": {"local": trial}, "validation": {}}))
+        return scores.keep_choice(path, tmp_path, federation)
+
+    assert send("local@1") == send("local@1") == ["seed-0/local@1"]
+    with pytest.raises(InputError, match="is not the choice that this site"):
+        send("local@2")
+    assert send("local@1") == ["seed-0/local@1"]
