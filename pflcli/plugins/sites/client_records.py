@@ -71,7 +71,7 @@ class RunRecords:
     __pydantic_config__ = _CLOSED
     version: _Whole
     label: str
-    seed: _Whole
+    seed: Annotated[int, Strict(), Ge(0)]
     split: str
     clients: tuple[ClientRecord, ...]
 

@@ -42,7 +42,7 @@ JOINED = ("data", "partition")
 """What ``pfl site join`` makes in the folder of a site, before it is marked."""
 _CHANGEABLE = ("paths", "sends_records", "fewest")
 """The facts of a site's folder that a person may change: where things are, and what more it sends."""
-_RUN = re.compile(r"seed-\d{1,10}/[A-Za-z0-9_-]+(@[A-Za-z0-9_-]+)?")
+_RUN = re.compile(r"seed-\d{1,20}/[A-Za-z0-9_-]+(@[A-Za-z0-9_-]+)?")
 """The name of a run of several: the folder in which ``pfl compare`` makes it."""
 _RUN_KEYS = {"label", "method", "options", "settings", "seed", "agreement", "exchange", "then"}
 
