@@ -161,13 +161,19 @@ def _read_secret(folder: Path) -> bytes:
 def choose(federation: Artifact, asked: RunFederation, sites: Sequence[str]) -> list[str]:
     """Return the runs of the trials that are best on validation samples, and tell the sites which ones.
 
-    It waits for the records of all sites, and stores the choice, which is then never made again.
+    It waits for the records of all sites, and stores the choice, which is then never made again. Raises
+    ComputationError if no site tells its scores.
     """
     stored, names = Path(asked.out) / CHOICE, several.read_names(federation.manifest.request)
     if not stored.is_file():
         agreed, first = Agreed.read(federation), {*several.list_first(names)}
         runs = [run for run in names if run.name in first]
         received = _collect(federation, agreed, runs, asked, sites, VALIDATION)
+        if all(client.scores is None for site in received.values() for run in site.runs for client in run.clients):
+            raise ComputationError(
+                "no trial can be chosen: all sites withhold their scores of validation samples, or have none",
+                "sites with enough of them type pfl site join again, with a lower --fewest, and pfl site serve",
+            )
         trials, values = dict[str, str](), dict[str, dict[str, float]]()
         metric = catalogue.METRICS[agreed.metrics[0]]
         for run in runs:

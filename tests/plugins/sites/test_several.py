@@ -22,7 +22,7 @@ from pflcli.commands.partition import partition
 from pflcli.core.errors import ComputationError, InputError, UnsuitedError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.core.reporter import Reporter
-from pflcli.plugins.sites import opening, scores, several
+from pflcli.plugins.sites import client_records, opening, scores, several
 from pflcli.plugins.sites import site as site_module
 from pflcli.plugins.sites.columns.commands import agree_on_columns, summarize_columns
 from pflcli.plugins.sites.federation import check_federation, create_federation, run_federation
@@ -447,3 +447,29 @@ def test_a_site_scores_test_samples_for_one_choice_only(tmp_path):
     with pytest.raises(InputError, match="is not the choice that this site"):
         send("local@2")
     assert send("local@1") == ["seed-0/local@1"]
+
+
+def test_no_choice_is_sealed_if_all_sites_withhold_their_scores(tmp_path, monkeypatch):
+    runs = {f"seed-0/local@{number}": {"label": "local"} for number in (1, 2)}
+    federation = SimpleNamespace(manifest=SimpleNamespace(request={"runs": runs}, fingerprint="f"))
+    withheld = client_records.ClientRecord("north", 3, None)
+    told = [client_records.RunRecords(1, f"local@{number}", 0, "validation", (withheld,)) for number in (1, 2)]
+    received = {"north": client_records.SiteRecords(1, "f", "north", tuple(told))}
+    monkeypatch.setattr(scores, "_collect", lambda *_: received)
+    monkeypatch.setattr(scores.Agreed, "read", lambda *_: SimpleNamespace(metrics=("accuracy",)))
+    asked = SimpleNamespace(out=tmp_path / "real", exchange=tmp_path / "exchange", execution=ONE)
+    with pytest.raises(ComputationError, match="all sites withhold"):
+        scores.choose(federation, asked, ["north"])
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_long_seed_names_a_run(world, tmp_path):
+    seed = 2**63 - 1
+
+    def change(request):
+        request["runs"] = {f"seed-{seed}/fedavg": {**request["runs"]["seed-0/fedavg"], "seed": seed}}
+
+    assert [*opening.read_runs(change_request(world, tmp_path, change))] == [f"seed-{seed}/fedavg"]
+    record = client_records.RunRecords(1, "fedavg", seed, "test", ())
+    client_records.write(tmp_path / RECORDS, record)
+    assert client_records.read(tmp_path / RECORDS) == record
