@@ -261,7 +261,7 @@ def serve_site(asked: ServeSite) -> Outcome:
                 records = _write_records(folder, runs, facts, chosen, scores.VALIDATION)
                 send(records, place / scores.VALIDATION, len(chosen))
                 say("the validation scores are sent")
-            several.take_turns({"": _await(place / scores.CHOICE)})
+            several.take_turns({"": _await(place / scores.CHOICE, patience)})
             keep = partial(scores.keep_choice, folder=folder, federation=federation)
             chosen = retry_unfinished(keep, place / scores.CHOICE)
             made |= play([name for name in chosen if name not in made])
@@ -270,8 +270,9 @@ def serve_site(asked: ServeSite) -> Outcome:
         return made[chosen[0]]
 
 
-def _await(path: Path) -> Generator[bool, None, None]:
+def _await(path: Path, patience: Patience) -> Generator[bool, None, None]:
     while not path.exists():
+        patience.require(path.name, 0)
         yield False
 
 

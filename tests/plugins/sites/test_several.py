@@ -473,3 +473,8 @@ def test_a_long_seed_names_a_run(world, tmp_path):
     record = client_records.RunRecords(1, "fedavg", seed, "test", ())
     client_records.write(tmp_path / RECORDS, record)
     assert client_records.read(tmp_path / RECORDS) == record
+
+
+def test_a_site_waits_for_the_choice_as_long_as_for_a_question(tmp_path):
+    with pytest.raises(ComputationError, match=r"in 0\.01 s"):
+        several.take_turns({"": site_module._await(tmp_path / scores.CHOICE, site_module.Patience(0.01, ["pfl"]))})
