@@ -20,7 +20,8 @@ PAGES = {
 }
 IN_PARTS = {
     "CHANGELOG.md": 3,
-    **{f"docs/{name}.md": 2 for name in ("architecture", "artifacts", "claims", "measurement", "privacy", "testing")},
+    **{f"docs/{name}.md": 2 for name in ("architecture", "artifacts", "claims", "deployment")},
+    **{f"docs/{name}.md": 2 for name in ("measurement", "privacy", "testing")},
     **{f"docs/{name}.md": 3 for name in ("claims-details", "results")},
 }
 """Pages too high for a screen, and the level of the headings that begin a page of the site."""

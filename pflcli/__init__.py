@@ -63,7 +63,6 @@ __all__ = [
     "federation",
     "import_data",
     "import_predictions",
-    "join_federation",
     "new",
     "new_client",
     "partition",

@@ -31,7 +31,7 @@ HELD = {
     "circles of packages": 0,
     "lines of the longest function": 59,
     "files that a new kind of task changes": 1,
-    "lines outside plug-ins, methods, tasks and datasets": 45_818,
+    "lines outside plug-ins, methods, tasks and datasets": 45_825,
     "functions run before the first weight changes, pfl personalize": 395,
     "functions run before the first weight changes, simulate": 226,
 }

@@ -25,8 +25,6 @@ from pflcli import (
     Federation,
     audit,
     build_datastore,
-    check_site,
-    create_federation,
     evaluate,
     export,
     extract,
@@ -39,8 +37,6 @@ from pflcli import (
     predict,
     replay,
     report,
-    run_federation,
-    serve_site,
     simulate,
     stack,
     sweep,
@@ -59,6 +55,8 @@ from pflcli.evaluation.stored_comparison import read_comparison
 from pflcli.plugins.audits import attacks
 from pflcli.plugins.page import charts as page_charts
 from pflcli.plugins.page import runs as page_runs
+from pflcli.plugins.sites.federation import create_federation, run_federation
+from pflcli.plugins.sites.site import check_site, serve_site
 from pflcli.plugins.tracking import records, tensorboard
 
 SETTINGS = {"model": "mlp", "rounds": 2, "participation": 1.0, "batch_size": 10, "lr": 0.05, "eval_every": 1}

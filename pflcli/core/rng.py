@@ -63,6 +63,19 @@ def seeded_globals(seed: int, *key: str | int) -> Iterator[None]:
             yield
 
 
+_DRAWING = threading.RLock()
+
+
+@contextmanager
+def seeded_torch(number: int) -> Iterator[None]:
+    """Seed PyTorch's generator, which draws initial weights, in one thread at a time, and restore it afterwards."""
+    import torch
+
+    with _DRAWING, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(number)
+        yield
+
+
 @contextmanager
 def watched_globals() -> Iterator[Callable[[], bool]]:
     """Yield a function that returns whether anything was drawn from a global generator since the block began.

@@ -13,9 +13,7 @@ import pytest
 
 from pflcli import (
     build_datastore,
-    check_site,
     compare,
-    create_federation,
     evaluate,
     export,
     extract,
@@ -25,12 +23,12 @@ from pflcli import (
     personalize,
     predict,
     report,
-    run_federation,
-    serve_site,
     stack,
     train_global,
 )
 from pflcli.core.errors import InputError, UsageError
+from pflcli.plugins.sites.federation import create_federation, run_federation
+from pflcli.plugins.sites.site import check_site, serve_site
 
 SETTINGS = {"model": "logistic", "rounds": 25, "participation": 1.0, "batch_size": 10, "lr": 0.05, "eval_every": 1}
 SCALES = {"high": (1000.0, 1.0), "low": (0.0, 1.0), "steep": (-200.0, 30.0)}

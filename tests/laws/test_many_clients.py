@@ -49,7 +49,7 @@ def test_traffic_grows_quadratically_with_clients_when_the_method_declares_it(me
 def test_pair_costs_count_the_cohort_of_a_round_and_the_models_of_all_clients(small, monkeypatch):
     monkeypatch.setattr(notices, "MIN_CLIENTS_FOR_PAIR_COSTS", 1)
     monkeypatch.setattr(notices.parameters, "size", lambda params: 10**9)
-    method, settings = methods.load("fedham"), Settings(participation=0.5)
+    method, settings = methods.load("fedham"), Settings(model="mlp", participation=0.5)
     (line,) = notices.describe_pair_costs("fedham", method, method.Config(), settings, open_artifact(small.p))
     assert line.startswith("fedham: 3 of 6 clients a round are sent up to 6 models each, 18.0 GB;")
 

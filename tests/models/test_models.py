@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -109,6 +111,22 @@ def test_engine_trains_model_like_plain_gradient_descent(name, kind, shape):
         actual = torch.cat([(trained[0][key][place] - value).flatten() for key, value in start.items()])
         assert expected.norm() > 0
         assert (actual - expected).norm() <= allowed * expected.norm()
+
+
+def test_initial_weights_are_the_same_in_threads_that_draw_at_the_same_time(monkeypatch):
+    """PyTorch has one generator for all threads; another thread draws here between the layers of a network."""
+    build = torch.nn.Linear.reset_parameters
+
+    def slow(layer):
+        time.sleep(0.002)
+        build(layer)
+
+    expected = [models.create("mlp", (6,), 3, seed).state_dict() for seed in range(4)]
+    monkeypatch.setattr(torch.nn.Linear, "reset_parameters", slow)
+    with ThreadPoolExecutor(4) as pool:
+        found = [*pool.map(lambda seed: models.create("mlp", (6,), 3, seed).state_dict(), range(4))]
+    for own, other in zip(found, expected, strict=True):
+        assert all(torch.equal(own[name], other[name]) for name in other)
 
 
 @pytest.mark.parametrize(("name", "kind", "shape"), [case for case in CASES if GREY not in case.values])

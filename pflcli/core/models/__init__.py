@@ -119,8 +119,7 @@ def create(name: str, in_shape: tuple[int, ...], classes: int, seed: int, *, tok
         actual = f"{kinds[0]} of {_shape(in_shape)}" if kinds else f"samples of {_shape(in_shape)}"
         raise UsageError(f"model {name} takes {' or '.join(accepted)}, not {actual}", " or ".join(fit[:3]))
     family, colon, member = name.partition(":")
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(rng.integer(seed, "init", name))
+    with rng.seeded_torch(rng.integer(seed, "init", name)):
         if model is None:
             from pflcli.core.models import own_network
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -92,8 +91,7 @@ def add(net: Net, adapter: str, seed: int) -> Net:
     if not any(True for _ in net.head.parameters()):
         raise UsageError(f"--adapter {adapter} trains the head, but the network does not end in a linear layer")
     replaced: dict[int, nn.Module] = {}
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(rng.integer(seed, "adapter"))
+    with rng.seeded_torch(rng.integer(seed, "adapter")):
         for place, module in list(net.body.named_modules(remove_duplicate=False)):
             if id(module) not in replaced:
                 frozen = _replace_layer(module, rank)

@@ -344,7 +344,8 @@ class _Places:
                 rows = np.searchsorted(data.rows_of(data.clients, split), data.rows_of(own, split))
                 difference = np.abs(values - expected[split][rows]).max(initial=0)
                 require(difference <= _ROUNDING, f"client {own[0]} predicts otherwise at a site ({difference:.1e})")
-        self._at_server(self._personalize_nobody, "after the rounds")
+        if self.recorded.phase.deliveries or self.recorded.phase.channels:  # else sites predict without the server
+            self._at_server(self._personalize_nobody, "after the rounds")
 
     def _personalize_nobody(self) -> State:
         """Let the server do its part of the personalization, without clients; returns its state."""
@@ -380,7 +381,7 @@ def require_same_elsewhere(
             places.play(t)
         places.personalize()
     except BrokenLawError as broken:
-        if places.recorded.sends_more(places.run):
+        if code.SENDS_MORE or places.recorded.sends_more(places.run):
             sent = code.SENDS_MORE or "more than updates that are averaged"
             raise NotApplicable(f"clients send {sent}: {broken}") from broken
         raise
@@ -402,12 +403,12 @@ def find_obstacle(method: str, options: Mapping[str, Any], rounds: int, upload: 
 def _find_obstacle_after_rounds(method: str, options: Mapping[str, Any], upload: Sequence[str]) -> str:
     """Return why a method that has no rounds cannot run among real sites, as ``find_obstacle`` does."""
     code = methods.load(method)
-    if code.REFERENCE:
-        return "it is a reference, with which simulations compare methods"
+    if code.TASKS == ("series",):
+        return "it predicts series, which sites do not agree on"
     if sends_after_rounds(code):
         return admission.find_obstacle(partial(require_same_elsewhere, method, options, 0, upload, are_apart=True))
     if code.KIND not in ("local", "posthoc"):
-        return "clients exchange something, and the method has no rounds"
+        return "samples leave the clients" if code.REFERENCE else "clients exchange something, and it has no rounds"
     return admission.find_obstacle(partial(require_own_samples, method, options, (small.LATE,)))
 
 

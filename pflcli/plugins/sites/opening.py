@@ -44,7 +44,7 @@ _CHANGEABLE = ("paths", "sends_records", "fewest")
 """The facts of a site's folder that a person may change: where things are, and what more it sends."""
 _RUN = re.compile(r"seed-\d{1,20}/[A-Za-z0-9_-]+(@[A-Za-z0-9_-]+)?")
 """The name of a run of several: the folder in which ``pfl compare`` makes it."""
-_RUN_KEYS = {"label", "method", "options", "settings", "seed", "agreement", "exchange", "then"}
+_RUN_KEYS = {"label", "reference", "method", "options", "settings", "seed", "agreement", "exchange", "then"}
 
 
 def read_runs(federation: Artifact) -> dict[str, Artifact]:
@@ -222,8 +222,12 @@ def rehearse(name: str, method: Method, run: Run) -> Patterns:
         state, _ = loop.play_round(run, name, method, state, t)
         note("round")
     place.asked = run.clients
-    with run.personalizing():
-        method.personalize(run, state, NOBODY)
+    try:
+        with run.personalizing():
+            method.personalize(run, state, NOBODY)
+    except Exception:  # only a method that exchanges something has to personalize nobody: its server does
+        if place.deliveries or place.channels:
+            raise
     note("personalize")
     return {phase: tuple(kinds) for phase, kinds in found.items() if kinds}
 

@@ -211,7 +211,8 @@ def make_table(
         server, joined = servers[run.name], _join(run, received, sites, FILE)
         at = out / f"seed-{run.seed}" / run.label
         artifact = _store_run(federation, views[run.name], server, joined, at, execution)
-        scored.append(_score(agreed, run, artifact, server, joined, sites))
+        is_marked = "reference" in views[run.name].manifest.request
+        scored.append(_score(agreed, run, artifact, server, joined, sites, is_marked=is_marked))
     scored = scoring.pair_with_baseline(scored, agreed.baseline)
     spec = _describe_table(federation, agreed, scored, out / NAME)
 
@@ -446,7 +447,14 @@ def _describe_change(out: Path, spec: ArtifactSpec) -> str:
 
 
 def _score(
-    agreed: Agreed, run: RunName, artifact: Artifact, server: Server, joined: RunRecords, names: Sequence[str]
+    agreed: Agreed,
+    run: RunName,
+    artifact: Artifact,
+    server: Server,
+    joined: RunRecords,
+    names: Sequence[str],
+    *,
+    is_marked: bool,
 ) -> Scored:
     """Return a run with the records of its clients, as ``scoring.score`` returns one of stored predictions."""
     method = str(artifact.manifest.request["method"])
@@ -463,7 +471,7 @@ def _score(
         class_names=agreed.class_names,
         learned_from=predictions.learned_splits(artifact),
         is_transductive=bool(methods.load(method).TRANSDUCTIVE),
-        is_reference=scoring.is_reference(method),
+        is_reference=is_marked or scoring.is_reference(method),
         losses=[float(row["loss"]) for row in server.progress.rows],
         metric_names=agreed.metrics,
         labels=agreed.labels,
@@ -474,11 +482,13 @@ def _score(
 def _describe_table(federation: Artifact, agreed: Agreed, scored: Sequence[Scored], out: Path) -> ArtifactSpec:
     """Return the table's request, in the form of one that ``pfl compare`` makes."""
     requests = {item.label: item.artifact.manifest.request for item in scored}
+    marks = {item.label for item in scored if item.is_reference and not scoring.is_reference(item.method)}
     training = next(iter(requests.values()))["settings"]
     compared = {
         label: {
             "options": dict(request["options"]),
             "settings": {k: v for k, v in request["settings"].items() if v != training.get(k)},
+            **({"reference": True} if label in marks else {}),
         }
         for label, request in requests.items()
     }

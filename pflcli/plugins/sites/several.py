@@ -22,6 +22,7 @@ from pflcli.core.tasks import Labels
 from pflcli.core.wording import listed
 from pflcli.plugins.sites.federation_options import CreateFederation
 from pflcli.plugins.sites.transport import POLL_SECONDS
+from pflcli.workflow.comparison.extend import marked_references
 from pflcli.workflow.comparison.variants import ALL, Variant, method_name, resolve_variants
 from pflcli.workflow.training import run_settings
 from pflcli.workflow.tuning.space import default_grid
@@ -173,8 +174,11 @@ def _start_pilot(asked: CreateFederation, from_run: FromRun) -> dict[str, Start]
         f"seed-{each.manifest.request['seed']}/{each.path.name}": each for each in open_all(asked.source, "predictions")
     }
     known = [*dict.fromkeys(each.path.name for each in runs.values())]
-    with suppress(InputError):  # methods that tie keep the order in which they were asked for
-        order = [*open_one(asked.source, "comparison").manifest.request["methods"]]
+    marked = set[str]()
+    with suppress(InputError):
+        compared = open_one(asked.source, "comparison").manifest.request["methods"]
+        order, marked = [*compared], marked_references(compared)
+        # Methods that tie keep the order in which they were asked for.
         runs = {name: runs[name] for name in sorted(runs, key=lambda name: order.index(runs[name].path.name))}
     wanted = known if ALL in asked.methods else [*asked.methods]
     if missing := [name for name in wanted if name not in known]:
@@ -185,7 +189,9 @@ def _start_pilot(asked: CreateFederation, from_run: FromRun) -> dict[str, Start]
         seed = each.manifest.request["seed"]
         if each.path.name in wanted and (seeds == [None] or seed in seeds):
             try:
-                found[name] = from_run(each, reporter)
+                start = from_run(each, reporter)
+                mark = {"reference": True} if each.path.name in marked else {}
+                found[name] = replace(start, request={**start.request, **mark})
             except UnsuitedError as error:
                 wanted = [other for other in wanted if other != each.path.name]
                 _leave_out(asked, each.path.name, error)

@@ -160,7 +160,7 @@ class ReleaseAnswer(Options):
     site: SiteFolder
     sha256: Annotated[
         str | None,
-        typer.Argument(help="Release the answer with this SHA-256.", metavar="SHA256", show_default="only show it"),
+        typer.Argument(help="Release the answer with this SHA-256; without, only show it.", metavar="SHA256"),
     ] = None
 
 

@@ -103,8 +103,7 @@ def make_run(
 
 def draw_normalizing_network(seed: int) -> models.Net:
     """Return a network with BatchNorm, whose minibatches must have two samples or more."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with rng.seeded_torch(seed):
         layers = nn.Sequential(nn.Flatten(), nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU())
         return models.Net(layers, nn.Linear(8, CLASSES))
 

@@ -431,7 +431,6 @@ def test_wrong_folders_are_refused(world, tmp_path):
 
 def test_methods_and_settings_that_real_sites_cannot_have_are_refused(world, tmp_path):
     for method, settings, words in (
-        ("constant", {}, "it is a reference"),
         ("fedavg", {"upload": ("noise:0.1",)}, "noise of an upload step"),
         ("fedavg", {"report": "best"}, "--report best"),
     ):

@@ -30,7 +30,8 @@ from pflcli.plugins.sites.site import answer_message, check_site
 from pflcli.plugins.sites.transport import RECORDS, answer_file, find_last_question, folder_of, question_file
 
 SITES = ("north", "south", "west")
-METHODS = ("fedavg", "panm", "knn-per", "local")
+METHODS = ("fedavg", "panm", "knn-per")
+REFERENCES = ("constant", "local")
 ONE = Execution(threads=1)
 SETTINGS = {"model": "mlp", "rounds": 2, "participation": 0.7}
 
@@ -50,7 +51,7 @@ def world(tmp_path_factory):
                 )
     import_data([at / f"{name}.csv" for name in SITES], label="outcome", standardize=True, out=at / "data")
     partition(at / "data", at / "partition")
-    compare(at / "partition", at / "pilot", methods=METHODS, seeds=[0, 1], references=False, apart=True,
+    compare(at / "partition", at / "pilot", methods=METHODS, seeds=[0, 1], apart=True,
             metrics="accuracy,auroc", execution=ONE, **SETTINGS)  # fmt: skip
     create_federation(at / "pilot", at / "fed", methods="all", metrics="accuracy,auroc", execution=ONE)
     for name in SITES:
@@ -114,12 +115,17 @@ def test_sites_and_simulation_have_the_same_table(world, played):
     real, pilot = world / "real" / "comparison", world / "pilot" / "comparison"
     assert played["path"] == str(real)
     assert played["without_scores"] == []
-    for method, numbers in read_numbers(pilot).items():
+    simulated = read_numbers(pilot)
+    assert simulated.pop("pooled")["method"] == "pooled"
+    assert read_numbers(real).keys() == {*METHODS, *REFERENCES}
+    for method, numbers in simulated.items():
         assert read_numbers(real)[method] == numbers
-    assert [*read_numbers(real)] == [*read_numbers(pilot)]
-    assert (real / "clients.csv").read_bytes() == (pilot / "clients.csv").read_bytes()
+    assert [*read_numbers(real)] == [*simulated]
+    own, others = ((each / "clients.csv").read_text().splitlines() for each in (real, pilot))
+    assert own == [line for line in others if not line.startswith("pooled,")]
     mine, other = ((each / "table.md").read_text().splitlines() for each in (real, pilot))
-    assert {line for line in mine if "seconds" not in line and " s" not in line and "|" not in line} <= {*other}
+    beside = ("seconds", " s", "|", "reference")  # the simulation has one more of these
+    assert {line for line in mine if not any(word in line for word in beside)} <= {*other}
     (title,) = {line for line in other if line.startswith(("No gain", "With ", "Take "))} or {""}
     assert title in mine
 
@@ -128,7 +134,10 @@ def test_no_sample_is_in_what_the_server_has(world, played):
     for name in ("fedavg", "knn-per"):
         with pytest.raises(InputError, match="they are at the sites"):
             predictions.read(open_one(world / "real" / "seed-0" / name), "test")
-    assert sum(path.stat().st_size for path in world.glob("exchange/*/records.json")) < 3 * len(METHODS) * 2 * 1300
+    assert (
+        sum(path.stat().st_size for path in world.glob("exchange/*/records.json"))
+        < 3 * len((*METHODS, *REFERENCES)) * 2 * 1300
+    )
     digests = [
         client["scores"]["samples"]
         for each in (world / "real").glob("seed-*/*/records.json")
