@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from numpy.typing import NDArray
 from pydantic import Strict
 
@@ -30,10 +30,12 @@ VERSION = 1
 """The version of the format."""
 
 _CLOSED = {"extra": "forbid"}
-_Whole = Annotated[int, Strict(), Ge(0)]
+_Whole = Annotated[int, Strict(), Ge(0), Le(1 << 40)]
 _Number = Annotated[float, Strict()]
+_LARGEST = 1e30
+"""The largest number of a record: sums and squares of larger ones may not be finite."""
 _ROUNDING = 1e-6
-"""By how much a sum of confidences may exceed the number of samples."""
+"""By how much a sum of confidences may exceed the number of samples, and accuracy differ from that of the counts."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class RunRecords:
     __pydantic_config__ = _CLOSED
     version: _Whole
     label: str
-    seed: _Whole
+    seed: Annotated[int, Strict(), Ge(0)]
     split: str
     clients: tuple[ClientRecord, ...]
 
@@ -148,7 +150,9 @@ def join(records: RunRecords) -> dict[str, Any]:
         },
         "counts": gather("counts", np.zeros((3, classes), np.int64)).astype(np.int64),
         "gaps": gather("gaps", np.zeros(len(first.gaps))).astype(np.float64),
-        "shared": None if first.shared is None else number([None if e is None else e.shared for e in told]),
+        "shared": None
+        if all(each is None or each.shared is None for each in told)
+        else number([None if e is None else e.shared for e in told]),
         "differs": None if first.differs is None else gather("differs", 0.0).astype(np.float64),
         "discordant": np.zeros(0) if first.discordant is None else gather("discordant", 0).astype(np.int64),
         "pairs": {
@@ -222,14 +226,16 @@ def _find_fault(n: int, scores: Scores) -> str:
     """Return what is wrong with the scores of a client; empty if nothing is."""
     labels, predicted, hits = scores.counts
     numbers = [*scores.client.values(), *scores.gaps, scores.shared, scores.differs, *scores.tuned.values()]
-    if not all(math.isfinite(value) for value in numbers if value is not None):
-        return "a number is not finite"
+    if not all(abs(value) <= _LARGEST for value in numbers if value is not None):
+        return "a number is not finite, or too large"
     if len({len(labels), len(predicted), len(hits)}) > 1:
         return "counts of different numbers of classes"
     if labels and (sum(labels) != n or sum(predicted) != n):
         return "counts by class do not add up to the samples"
     if any(hit > min(pair) for hit, *pair in zip(hits, labels, predicted, strict=True)):
         return "more right predictions of a class than labels or predictions"
+    if labels and n and abs((scores.client.get("accuracy", sum(hits) / n) or 0) - sum(hits) / n) > _ROUNDING:
+        return "accuracy is not that of the right predictions"
     if sum(map(abs, scores.gaps)) > n + _ROUNDING:
         return "confidences exceed the samples"
     if (scores.discordant or 0) > n:

@@ -67,13 +67,18 @@ def retry_unfinished(read: Callable[[Path], Result], path: Path) -> Result:
 
 
 @dataclass
-class _Refusal:
+class Refusal:
     """A file that is not the answer, when it was first seen so, and why; ``is_told`` once this was said."""
 
     file: Signature
     since: float
     reason: str
     is_told: bool = False
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the file was the same for so long that no program still writes it."""
+        return time.monotonic() - self.since >= SETTLE_SECONDS
 
 
 class Inbox:
@@ -101,7 +106,7 @@ class Inbox:
         self.found = {}
         self._questions, self._paths = questions, paths
         self._digests = {site: messages.hash_file(path) for site, path in paths.items()}
-        self._refused: dict[str, _Refusal] = {}
+        self._refused: dict[str, Refusal] = {}
         self._places |= {path.parent for path in paths.values()}
         self._status.note_questions(questions)
         self._told, self._next = time.monotonic(), _TELL_SECONDS
@@ -121,10 +126,10 @@ class Inbox:
             file, refusal = signature(path), self._refused.get(site)
             if file is None:
                 continue
-            if refusal is None or (refusal.file != file and (is_last or _is_settled(refusal))):
+            if refusal is None or (refusal.file != file and (is_last or refusal.is_settled)):
                 self._take(site, path, file)
                 refusal = self._refused.get(site)
-            if refusal is not None and not refusal.is_told and (is_last or _is_settled(refusal)):
+            if refusal is not None and not refusal.is_told and (is_last or refusal.is_settled):
                 self._set_aside(site, path, refusal)
         if self.missing and time.monotonic() - self._told >= self._next:
             self._told, self._next = time.monotonic(), min(2 * self._next, _MOST_TELL_SECONDS)
@@ -156,7 +161,7 @@ class Inbox:
             message = self._server.check(copy, question, self._digests[site])
         except InputError as error:
             text = error.message.replace(str(copy), path.name)
-            self._refused[site] = _Refusal(file, time.monotonic(), " ".join(text.split())[:400])
+            self._refused[site] = Refusal(file, time.monotonic(), " ".join(text.split())[:400])
         except OSError as error:
             raise disk.write_error(f"cannot write {copy}", self._folder, error) from None
         else:
@@ -183,7 +188,7 @@ class Inbox:
             self._said.add(text)
             self._say(text)
 
-    def _set_aside(self, site: str, path: Path, refusal: _Refusal) -> None:
+    def _set_aside(self, site: str, path: Path, refusal: Refusal) -> None:
         refusal.is_told = True
         copy = self._copy_of(site, path)
         kept = copy.with_name(f"refused-{path.name}")
@@ -201,10 +206,6 @@ class Inbox:
         if not came_back and signature(path) == refusal.file:
             with suppress(OSError):
                 path.unlink()
-
-
-def _is_settled(refusal: _Refusal) -> bool:
-    return time.monotonic() - refusal.since >= SETTLE_SECONDS
 
 
 def _read(path: Path, most: int) -> Iterator[bytes]:

@@ -313,6 +313,8 @@ def run_federation(asked: RunFederation) -> dict[str, Any]:
     runs = {name: (each, opening.read_terms(each)) for name, each in opening.read_runs(federation).items()}
     terms = next(terms for _, terms in runs.values())
     _require_possible(asked, federation, len(terms.sites))
+    if "" not in runs:
+        scores.Agreed.read(federation)  # before a round, not after the last one
     opening.claim(out, {"federation": federation.manifest.fingerprint, "role": "server"})
     names, say = [*terms.sites], execution.reporter.say
     heard = dict.fromkeys(names, time.monotonic())

@@ -42,7 +42,7 @@ JOINED = ("data", "partition")
 """What ``pfl site join`` makes in the folder of a site, before it is marked."""
 _CHANGEABLE = ("paths", "sends_records", "fewest")
 """The facts of a site's folder that a person may change: where things are, and what more it sends."""
-_RUN = re.compile(r"seed-\d{1,10}/[A-Za-z0-9_-]+(@[A-Za-z0-9_-]+)?")
+_RUN = re.compile(r"seed-\d{1,20}/[A-Za-z0-9_-]+(@[A-Za-z0-9_-]+)?")
 """The name of a run of several: the folder in which ``pfl compare`` makes it."""
 _RUN_KEYS = {"label", "reference", "method", "options", "settings", "seed", "agreement", "exchange", "then"}
 
@@ -57,12 +57,17 @@ def read_runs(federation: Artifact) -> dict[str, Artifact]:
         return {"": federation}
     shared = {key: value for key, value in manifest.request.items() if key not in ("runs", "scores")}
     found = {}
-    for name, run in manifest.request["runs"].items():
-        if not _RUN.fullmatch(name) or not run.keys() <= _RUN_KEYS:
-            raise InputError(f"{federation.path} has a run {name[:80]!r}, which no pfl has made")
-        request = ManifestDict.wrap(federation.path / MANIFEST, {**shared, **run})
-        fingerprint = digest({"federation": manifest.fingerprint, "run": name})
-        found[name] = Artifact(federation.path, replace(manifest, request=request, fingerprint=fingerprint))
+    with foreign.parsing(str(federation.path), "a federation"):
+        for name, run in manifest.request["runs"].items():
+            label = run.get("label", name.partition("/")[2])
+            is_named = (
+                _RUN.fullmatch(name) and _RUN.fullmatch(f"seed-0/{label}") and name.startswith(f"seed-{run['seed']}/")
+            )
+            if not is_named or not run.keys() <= _RUN_KEYS:
+                raise InputError(f"{federation.path} has a run {name[:80]!r}, which no pfl has made")
+            request = ManifestDict.wrap(federation.path / MANIFEST, {**shared, **run})
+            fingerprint = digest({"federation": manifest.fingerprint, "run": name})
+            found[name] = Artifact(federation.path, replace(manifest, request=request, fingerprint=fingerprint))
     if not found:
         raise InputError(f"{federation.path} has no run")
     return found

@@ -33,13 +33,14 @@ from pflcli.core.execution import Execution
 from pflcli.core.metrics import catalogue
 from pflcli.core.scores import weighted_mean
 from pflcli.core.simulation import absences
-from pflcli.core.tasks import Labels
+from pflcli.core.tasks import CLASSES, Labels
 from pflcli.core.wording import as_typed, counted, listed
 from pflcli.evaluation import client_identity, records, scoring, summary
+from pflcli.evaluation.presentation import conclusion
 from pflcli.evaluation.summary import Scored
 from pflcli.plugins.sites import client_records, opening, several
 from pflcli.plugins.sites import exchange as exchanges
-from pflcli.plugins.sites.client_records import ClientRecord, RunRecords, SiteRecords
+from pflcli.plugins.sites.client_records import ClientRecord, RunRecords, Scores, SiteRecords
 from pflcli.plugins.sites.endpoints import Server
 from pflcli.plugins.sites.federation_options import RunFederation
 from pflcli.plugins.sites.several import RunName
@@ -72,13 +73,18 @@ class Agreed:
 
     @classmethod
     def read(cls, federation: Artifact) -> Agreed:
-        """Return what a federation of several runs says; raises UsageError for a metric that this pfl lacks."""
+        """Return what a federation of several runs says; raises UsageError for a metric that this pfl lacks.
+
+        Raises InputError for a baseline that is no run.
+        """
         request = federation.manifest.request
         known, found = codebook.read(federation), request["scores"]
         labels = Labels(request["form"]["classes"], **request.get("task", {}))
         names, metrics = known.class_names(labels.outputs), catalogue.parse_names(found["metric"])
         catalogue.require_defined(metrics, labels)
         labels = replace(labels, positive=catalogue.positive_class(found["positive"], names))
+        if found["baseline"] not in {run.label for run in several.read_names(request)}:
+            raise InputError(f"{federation.path} has no run of its baseline {str(found['baseline'])[:80]!r}")
         return cls(metrics, found["baseline"], found["positive"], labels, names)
 
 
@@ -122,6 +128,24 @@ def read_choice(path: Path, federation: Artifact) -> list[str]:
     return several.list_chosen(several.read_names(federation.manifest.request), trials)
 
 
+def keep_choice(path: Path, folder: Path, federation: Artifact) -> list[str]:
+    """Return the runs that the choice in ``path`` names, and keep it in the ``folder`` of the site.
+
+    Test samples are scored for one choice only: raises InputError if the folder has another one.
+    """
+    chosen, own = read_choice(path, federation), folder / CHOICE
+    names = [run for run in several.read_names(federation.manifest.request) if run.name in chosen]
+    content = {"federation": federation.manifest.fingerprint, "trials": {run.label: run.trial for run in names}}
+    if not own.exists():
+        write_whole(own, [json.dumps(content).encode()])
+    elif read_choice(own, federation) != chosen:
+        raise InputError(
+            f"{path} is not the choice that this site has scored test samples for, or is about to: {own}",
+            "ask the coordinator why it was changed",
+        )
+    return chosen
+
+
 def _read_secret(folder: Path) -> bytes:
     path = folder / _SECRET
     if not path.is_file():
@@ -137,13 +161,19 @@ def _read_secret(folder: Path) -> bytes:
 def choose(federation: Artifact, asked: RunFederation, sites: Sequence[str]) -> list[str]:
     """Return the runs of the trials that are best on validation samples, and tell the sites which ones.
 
-    It waits for the records of all sites, and stores the choice, which is then never made again.
+    It waits for the records of all sites, and stores the choice, which is then never made again. Raises
+    ComputationError if no site tells its scores.
     """
     stored, names = Path(asked.out) / CHOICE, several.read_names(federation.manifest.request)
     if not stored.is_file():
         agreed, first = Agreed.read(federation), {*several.list_first(names)}
         runs = [run for run in names if run.name in first]
         received = _collect(federation, agreed, runs, asked, sites, VALIDATION)
+        if all(client.scores is None for site in received.values() for run in site.runs for client in run.clients):
+            raise ComputationError(
+                "no trial can be chosen: all sites withhold their scores of validation samples, or have none",
+                "sites with enough of them type pfl site join again, with a lower --fewest, and pfl site serve",
+            )
         trials, values = dict[str, str](), dict[str, dict[str, float]]()
         metric = catalogue.METRICS[agreed.metrics[0]]
         for run in runs:
@@ -239,33 +269,55 @@ def _collect(
     """
     say, began, is_late = asked.execution.reporter.say, time.monotonic(), False
     paths = {site: folder_of(Path(asked.exchange), [*sites], site) / file for site in sites}
-    received, refused = dict[str, SiteRecords](), dict[str, exchanges.Signature]()
+    received, refused = dict[str, SiteRecords](), dict[str, exchanges.Refusal]()
     say(f"waiting for the {'validation ' if file == VALIDATION else ''}scores of {counted(len(sites), 'site')}")
     while len(received) < len(sites) and not is_late:
         is_late = asked.patience is not None and time.monotonic() - began > asked.patience
         for site in sites:
             found = exchanges.signature(paths[site])
-            if site in received or found is None or refused.get(site) == found:
+            if site in received or found is None:
                 continue
-            try:
-                received[site] = exchanges.retry_unfinished(
-                    partial(_read, federation=federation, agreed=agreed, runs=runs, site=site), paths[site]
-                )
-            except InputError as error:
-                refused[site] = found
-                say(f"WARNING: '{site}': {' '.join(error.message.split())[:400]}")
+            refusal = refused.get(site)
+            if refusal is None or refusal.file != found:
+                try:
+                    received[site] = _read(paths[site], federation, agreed, runs, site)
+                    continue
+                except InputError as error:
+                    reason = " ".join(error.message.split())[:400]
+                    refusal = refused[site] = exchanges.Refusal(found, time.monotonic(), reason)
+            if not refusal.is_told and (is_late or refusal.is_settled):
+                refusal.is_told = True
+                say(f"WARNING: '{site}': {refusal.reason}")
         if len(received) < len(sites):
             time.sleep(POLL_SECONDS)
+    for site in _find_odd(received):
+        say(f"WARNING: '{site}' tells other things than most sites, and is not counted")
+        del received[site]
     if not received:
         raise ComputationError("no site has sent scores", "the same command waits for them again")
     return received
 
 
+def _find_odd(received: Mapping[str, SiteRecords]) -> list[str]:
+    """Return the sites whose records of a run have another form than those of most sites."""
+    forms = {
+        site: {(each.label, each.seed): client_records.describe_form(each.clients[0].scores) for each in found.runs}
+        for site, found in received.items()
+    }
+    odd = set[str]()
+    for key in next(iter(forms.values()), {}):
+        told = {site: form for site, each in forms.items() if (form := each[key]) is not None}
+        usual = next(iter(Counter(told.values()).most_common(1)), (None, 0))[0]
+        odd |= {site for site, form in told.items() if form != usual}
+    return sorted(odd)
+
+
 def _read(path: Path, federation: Artifact, agreed: Agreed, runs: Sequence[RunName], site: str) -> SiteRecords:
     """Read the records of a site; raises InputError for others, or for those of other runs, metrics or classes."""
     most = len(runs) * (_RUN_BYTES + _CLASS_BYTES * agreed.labels.outputs * len(runs))
-    if path.stat().st_size > most:
-        raise InputError(f"{path} has more than {most:,} bytes, and is no file of scores")
+    with foreign.reading(path, "the scores of a site"):  # which may be gone, or another one, at any time
+        if path.stat().st_size > most:
+            raise InputError(f"{path} has more than {most:,} bytes, and is no file of scores")
     found = client_records.read_site(path)
     if found.federation != federation.manifest.fingerprint or found.client != site:
         raise InputError(f"{path} has the scores of another site or federation")
@@ -275,14 +327,55 @@ def _read(path: Path, federation: Artifact, agreed: Agreed, runs: Sequence[RunNa
         raise InputError(f"{path} has scores of other runs than those of the federation")
     if any([client.name for client in each.clients] != [site] or each.split != split for each in found.runs):
         raise InputError(f"{path} has scores of other clients or samples")
-    known = [client.scores for each in found.runs for client in each.clients]
+    clients = [client for each in found.runs for client in each.clients]
     expected = _expect(agreed)
-    for scores in known:
-        if scores is not None and (tuple(scores.client), len(scores.counts[0]), len(scores.gaps)) != expected:
+    for scores in [client.scores for client in clients if client.scores is not None]:
+        if (tuple(scores.client), len(scores.counts[0]), len(scores.gaps)) != expected:
             raise InputError(f"{path} has other scores than those that were agreed on: {', '.join(agreed.metrics)}")
-    if len({client.n for each in found.runs for client in each.clients}) > 1:
-        raise InputError(f"{path} has other numbers of test samples for each run")
+    if len({(client.n, client.scores and client.scores.samples) for client in clients}) > 1:
+        raise InputError(f"{path} has other numbers of test samples for each run, or other samples")
+    of_methods = _list_methods(federation)
+    for each in found.runs:
+        own = each.clients[0].scores
+        if own is not None and not _is_paired(agreed, each, found.runs, own, of_methods):
+            raise InputError(f"{path} does not compare {each.label} with the methods that were agreed on")
     return found
+
+
+def _list_methods(federation: Artifact) -> dict[str, str]:
+    """Return the method of each label of records."""
+    found = dict[str, str]()
+    for run in several.read_names(federation.manifest.request):
+        request = federation.manifest.request["runs"][run.name]
+        found |= dict.fromkeys((run.label, run.trial), str(request.get("then", request)["method"]))
+    return found
+
+
+def _is_paired(
+    agreed: Agreed, run: RunRecords, runs: Sequence[RunRecords], scores: Scores, methods_of: Mapping[str, str]
+) -> bool:
+    """Return whether the scores of a run have the sums with other runs that ``scoring.add_records`` makes."""
+    baseline = agreed.baseline if run.split == SPLIT else BACKBONE
+    are_classes, seeds = agreed.labels.kind == CLASSES, [each.seed for each in runs if each.label == run.label]
+    references = {baseline, *conclusion.ALONE}
+    by_seed = [
+        {
+            "" if each.label == baseline else each.label
+            for each in runs
+            if each.seed == seed and references & {each.label, methods_of[each.label]}
+        }
+        for seed in seeds
+    ]
+    others = set.intersection(*by_seed) if len(seeds) > 1 and are_classes else set[str]()
+    has_twin = "" in by_seed[seeds.index(run.seed)]
+    # Without the baseline, the global model beside the method may take its place, which only the site knows.
+    told = {*scores.pairs} if has_twin or len(seeds) == 1 or not are_classes else {*scores.pairs} - {""}
+    return (
+        told == others
+        and all(len(sums) == len(seeds) for sums in scores.pairs.values())
+        and (scores.differs is not None) == has_twin
+        and (not has_twin or (scores.discordant is not None) == are_classes)
+    )
 
 
 def _expect(agreed: Agreed) -> tuple[tuple[str, ...], int, int]:
@@ -315,10 +408,7 @@ def _join(run: RunName, received: Mapping[str, SiteRecords], sites: Sequence[str
         for client in found.clients
         if (found.seed, found.label) == key
     }
-    forms = Counter(form for each in clients.values() if (form := client_records.describe_form(each.scores)))
-    usual = next(iter(forms.most_common(1)), (None, 0))[0]
-    odd = {site for site, each in clients.items() if client_records.describe_form(each.scores) not in (None, usual)}
-    kept = [ClientRecord(site, 0, None) if site in odd or site not in clients else clients[site] for site in sites]
+    kept = [clients.get(site, ClientRecord(site, 0, None)) for site in sites]
     return RunRecords(client_records.VERSION, key[1], run.seed, split, tuple(kept))
 
 

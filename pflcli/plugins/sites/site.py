@@ -109,6 +109,8 @@ def check_site(asked: CheckSite) -> dict[str, Any]:
     for opened in runs.values():
         opening.require_derived(opened.federation, opened.terms)
     opened = next(iter(runs.values()))
+    if "" not in runs:
+        scores.Agreed.read(agreed)
     _require_same_scales(agreed, own)
     train = int(opened.data.sizes[:, 0].sum())
     clients = dict(zip(opened.terms.sites, agreed.manifest.request["train"], strict=True))
@@ -144,8 +146,8 @@ def check_site(asked: CheckSite) -> dict[str, Any]:
     if "" in runs:
         return {**shared, **_describe(opened)}
     test = int(opened.data.sizes[:, 2].sum())
-    scores = {**agreed.manifest.request["scores"], "test": test, "fewest": asked.fewest}
-    return {**shared, "runs": {name: _describe(each) for name, each in runs.items()}, "scores": scores}
+    sent = {**agreed.manifest.request["scores"], "test": test, "fewest": asked.fewest}
+    return {**shared, "runs": {name: _describe(each) for name, each in runs.items()}, "scores": sent}
 
 
 def _describe(opened: _Opened) -> dict[str, Any]:
@@ -255,19 +257,22 @@ def serve_site(asked: ServeSite) -> Outcome:
         chosen = several.list_first(names)
         made = play(chosen)
         if several.has_trials(names):
-            records = _write_records(folder, runs, facts, chosen, scores.VALIDATION)
-            send(records, place / scores.VALIDATION, len(chosen))
-            say("the validation scores are sent")
-            several.take_turns({"": _await(place / scores.CHOICE)})
-            chosen = retry_unfinished(partial(scores.read_choice, federation=federation), place / scores.CHOICE)
+            if not (folder / scores.CHOICE).exists():
+                records = _write_records(folder, runs, facts, chosen, scores.VALIDATION)
+                send(records, place / scores.VALIDATION, len(chosen))
+                say("the validation scores are sent")
+            several.take_turns({"": _await(place / scores.CHOICE, patience)})
+            keep = partial(scores.keep_choice, folder=folder, federation=federation)
+            chosen = retry_unfinished(keep, place / scores.CHOICE)
             made |= play([name for name in chosen if name not in made])
         send(_write_records(folder, runs, facts, chosen), place / scores.FILE, len(chosen))
         say("the scores are sent")
         return made[chosen[0]]
 
 
-def _await(path: Path) -> Generator[bool, None, None]:
+def _await(path: Path, patience: Patience) -> Generator[bool, None, None]:
     while not path.exists():
+        patience.require(path.name, 0)
         yield False
 
 
@@ -370,7 +375,10 @@ def answer_message(asked: AnswerMessage) -> Path:
         gate = Gate(site, Door(AuditLog(folder, name), asked.execution.reporter.say))
         if kind == "final":
             made = _predict(opened, site, gate.finish(message), asked.execution).path
-            if "" in runs or not all(is_artifact(each.folder / "predictions") for each in runs.values()):
+            whole = open_one(opened.federation.path, "federation")
+            is_last = all(is_artifact(each.folder / "predictions") for each in runs.values())
+            # Of trials, test samples of the chosen ones alone are scored, by pfl site serve.
+            if "" in runs or not is_last or several.has_trials(several.read_names(whole.manifest.request)):
                 return made
             stored = _write_records(folder, runs, facts, [*runs])
             Door(AuditLog(folder), asked.execution.reporter.say).opens_for_scores(stored, len(runs))

@@ -5,20 +5,24 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from helpers import error_text
 from pflcli.artifacts.kinds import predictions
+from pflcli.artifacts.manifest import ManifestDict
 from pflcli.artifacts.open_by_path import open_one
+from pflcli.artifacts.reader import Artifact
 from pflcli.commands.compare import compare
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.core.errors import ComputationError, InputError, UnsuitedError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.core.reporter import Reporter
-from pflcli.plugins.sites import scores, several
+from pflcli.plugins.sites import client_records, opening, scores, several
 from pflcli.plugins.sites import site as site_module
 from pflcli.plugins.sites.columns.commands import agree_on_columns, summarize_columns
 from pflcli.plugins.sites.federation import check_federation, create_federation, run_federation
@@ -207,7 +211,8 @@ def test_few_test_samples_are_withheld(world, played, tmp_path):
         (("runs", 0, "clients", 0, "name"), "north", "other clients or samples"),
         (("runs", 0, "clients", 0, "n"), 10**6, "add up"),
         (("runs", 0, "clients", 0), {"name": "west", "n": 3, "scores": None}, "other numbers"),
-        (("runs", 0, "clients", 0, "scores", "client"), {"accuracy": 1.0}, "agreed on"),
+        (("runs", 0, "clients", 0, "scores", "client"), {"auroc": 1.0}, "agreed on"),
+        (("runs", 2, "clients", 0, "scores", "tuned"), {"x": 1.0}, "other things than most"),
         (("more",), 1, "more"),
         (("client",), "x" * 10**6, "no file of scores"),
     ],
@@ -230,6 +235,49 @@ def test_scores_that_do_not_fit_are_named_and_not_counted(world, played, tmp_pat
     assert made["without_scores"] == ["west"]
     (line,) = [line for line in said if "Z WARNING: 'west'" in line]
     assert words in line
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (("runs", 0, "clients", 0, "n"), 10**30, "less than or equal"),
+        (("runs", 0, "clients", 0, "scores", "client", "accuracy"), -5.0, "accuracy is not that"),
+        (("runs", 0, "clients", 0, "scores", "client", "accuracy"), None, "accuracy is not that"),
+        (("runs", 0, "clients", 0, "scores", "client", "log_loss"), 1e300, "too large"),
+        (("runs", 2, "clients", 0, "scores", "samples"), "x", "other samples"),
+        (("runs", 2, "clients", 0, "scores"), None, "other samples"),
+        (("runs", 2, "clients", 0, "scores", "pairs"), {}, "does not compare"),
+        (("runs", 2, "clients", 0, "scores", "pairs", ""), [], "does not compare"),
+        (("runs", 2, "clients", 0, "scores", "differs"), None, "does not compare"),
+        (("runs", 2, "clients", 0, "scores", "discordant"), None, "does not compare"),
+    ],
+)
+def test_scores_that_would_change_those_of_other_sites_are_refused(world, played, tmp_path, place, value, words):
+    fed, path = open_one(world / "fed"), tmp_path / RECORDS
+    found = json.loads((world / "exchange" / "002-west" / RECORDS).read_text())
+    path.write_text(json.dumps(found))
+    agreed, runs = scores.Agreed.read(fed), several.read_names(fed.manifest.request)
+    assert scores._read(path, fed, agreed, runs, "west").client == "west"
+    inner = found
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    path.write_text(json.dumps(found))
+    with pytest.raises(InputError, match=words):
+        scores._read(path, fed, agreed, runs, "west")
+
+
+def test_a_site_that_rewrites_its_scores_all_the_time_does_not_delay_the_others(world, played, tmp_path, monkeypatch):
+    signature = scores.exchanges.signature
+
+    def changing(path):
+        if "west" in str(path):
+            path.write_text(f"{{}}{path.stat().st_size}")
+        return signature(path)
+
+    monkeypatch.setattr(scores.exchanges, "signature", changing)
+    made = send_again(world, tmp_path, lambda *_: None, patience=0.3)
+    assert made["without_scores"] == ["west"]
 
 
 def test_a_federation_shows_its_runs(world):
@@ -297,6 +345,7 @@ def test_trials_are_chosen_by_validation_samples_before_any_test_score_is_sent(w
             for name in plays:
                 final = folder_of(tmp_path / "exchange", [*SITES], site, name) / "final.msg"
                 answer_message(folders[site], final, execution=ONE)
+                assert not (folders[site] / RECORDS).exists()
             file, chosen = (scores.VALIDATION, [*plays]) if is_first else (scores.FILE, None)
             if chosen is None:
                 chosen = scores.read_choice(place / scores.CHOICE, open_one(fed))
@@ -354,3 +403,87 @@ def test_a_choice_of_other_trials_is_refused(trials):
     ]
     with pytest.raises(InputError, match="the choice"):
         several.list_chosen(names, trials)
+
+
+def change_request(world, out, change):
+    """Return the federation of ``world`` with another request, as if changed code had made it."""
+    source = open_one(world / "fed")
+    request = json.loads(json.dumps(source.manifest.request))
+    change(request)
+    return Artifact(out, replace(source.manifest, request=ManifestDict.wrap(out, request)))
+
+
+@pytest.mark.parametrize(
+    ("name", "run"),
+    [
+        ("seed-0/../x", {}),
+        ("seed-0/fedavg", {"label": "../../x"}),
+        ("seed-0/fedavg", {"label": ["fedavg"]}),
+        ("seed-00/fedavg", {}),
+        ("seed-1/fedavg", {"seed": 0}),
+    ],
+)
+def test_a_run_whose_name_leads_elsewhere_or_stands_twice_is_refused(world, tmp_path, name, run):
+    def change(request):
+        request["runs"][name] = {**request["runs"]["seed-0/fedavg"], **run}
+
+    with pytest.raises(InputError, match="which no pfl has made"):
+        opening.read_runs(change_request(world, tmp_path, change))
+
+
+def test_a_baseline_that_is_no_run_is_refused_before_a_round(world, tmp_path, monkeypatch):
+    hostile = change_request(world, world / "fed", lambda request: request["scores"].update(baseline="moon"))
+    monkeypatch.setattr(site_module, "open_one", lambda path, *kinds: hostile if kinds == ("federation",) else path)
+    monkeypatch.setattr("pflcli.plugins.sites.federation.open_one", lambda *_: hostile)
+    own = open_one(world / "partition west")
+    with pytest.raises(InputError, match="no run of its baseline 'moon'"):
+        check_site(own, world / "fed", tmp_path / "site", execution=ONE)
+    with pytest.raises(InputError, match="no run of its baseline 'moon'"):
+        run_federation(world / "fed", tmp_path / "exchange", tmp_path / "server", execution=ONE)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_site_scores_test_samples_for_one_choice_only(tmp_path):
+    runs = {f"seed-0/local@{number}": {"label": "local"} for number in (1, 2)}
+    manifest = SimpleNamespace(request={"runs": runs}, fingerprint="f")
+    federation, path = SimpleNamespace(manifest=manifest), tmp_path / "exchange.json"
+
+    def send(trial):
+        path.write_text(json.dumps({"federation": "f", "trials": {"local": trial}, "validation": {}}))
+        return scores.keep_choice(path, tmp_path, federation)
+
+    assert send("local@1") == send("local@1") == ["seed-0/local@1"]
+    with pytest.raises(InputError, match="is not the choice that this site"):
+        send("local@2")
+    assert send("local@1") == ["seed-0/local@1"]
+
+
+def test_no_choice_is_sealed_if_all_sites_withhold_their_scores(tmp_path, monkeypatch):
+    runs = {f"seed-0/local@{number}": {"label": "local"} for number in (1, 2)}
+    federation = SimpleNamespace(manifest=SimpleNamespace(request={"runs": runs}, fingerprint="f"))
+    withheld = client_records.ClientRecord("north", 3, None)
+    told = [client_records.RunRecords(1, f"local@{number}", 0, "validation", (withheld,)) for number in (1, 2)]
+    received = {"north": client_records.SiteRecords(1, "f", "north", tuple(told))}
+    monkeypatch.setattr(scores, "_collect", lambda *_: received)
+    monkeypatch.setattr(scores.Agreed, "read", lambda *_: SimpleNamespace(metrics=("accuracy",)))
+    asked = SimpleNamespace(out=tmp_path / "real", exchange=tmp_path / "exchange", execution=ONE)
+    with pytest.raises(ComputationError, match="all sites withhold"):
+        scores.choose(federation, asked, ["north"])
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_long_seed_names_a_run(world, tmp_path):
+    seed = 2**63 - 1
+
+    def change(request):
+        request["runs"] = {f"seed-{seed}/fedavg": {**request["runs"]["seed-0/fedavg"], "seed": seed}}
+
+    assert [*opening.read_runs(change_request(world, tmp_path, change))] == [f"seed-{seed}/fedavg"]
+    record = client_records.RunRecords(1, "fedavg", seed, "test", ())
+    client_records.write(tmp_path / RECORDS, record)
+    assert client_records.read(tmp_path / RECORDS) == record
+
+
+def test_a_site_waits_for_the_choice_as_long_as_for_a_question(tmp_path):
+    with pytest.raises(ComputationError, match=r"in 0\.01 s"):
+        several.take_turns({"": site_module._await(tmp_path / scores.CHOICE, site_module.Patience(0.01, ["pfl"]))})
