@@ -11,7 +11,7 @@ import pytest
 from worlds_of_sites import GROUPS, make_world, rewrite
 
 from pflcli.core.errors import InputError
-from pflcli.plugins.sites import exchange, status
+from pflcli.plugins.sites import exchange, status, transport
 from pflcli.plugins.sites.exchange import Inbox
 from pflcli.plugins.sites.norms import Update, find_outliers, write_updates
 
@@ -39,7 +39,7 @@ def answer_all(world, server, sites, inbox, absent=()):
     questions, paths = world.write_questions(server)
     inbox.begin(questions, paths)
     for site in {*questions} - {*absent}:
-        target = exchange.answer_file(paths[site].parent, questions[site].number)
+        target = transport.answer_file(paths[site].parent, questions[site].number)
         shutil.copy(sites[site].answer(paths[site]), target)
     inbox.look(is_last=True)
     assert set(inbox.missing) == {*questions} & {*absent}
@@ -161,9 +161,9 @@ def test_a_site_that_lies_is_named_in_the_log(tmp_path):
     questions, paths = world.write_questions(server)
     inbox.begin(questions, paths)
     for site in questions:
-        answer = exchange.answer_file(paths[site].parent, questions[site].number)
+        answer = transport.answer_file(paths[site].parent, questions[site].number)
         shutil.copy(sites[site].answer(paths[site]), answer)
-    lie = exchange.answer_file(paths["site 2"].parent, 1)
+    lie = transport.answer_file(paths["site 2"].parent, 1)
     rewrite(lie, lambda head, entries, data: (-20 * np.frombuffer(data, np.float32)).tobytes())
     inbox.look(is_last=True)
     server.close(inbox.found)
@@ -188,7 +188,7 @@ def test_questions_of_closed_phases_are_removed_and_those_of_the_open_phase_stay
         assert [*tmp_path.glob("exchange/*/*.msg")] == [stray]
         stray.unlink()
     # A late answer stays until the next phase is closed.
-    assert exchange.find_last_question(next(tmp_path.glob("exchange/*"))) is None
+    assert transport.find_last_question(next(tmp_path.glob("exchange/*"))) is None
 
 
 def test_a_site_that_comes_back_late_finds_the_last_question_alone(tmp_path):
@@ -197,10 +197,10 @@ def test_a_site_that_comes_back_late_finds_the_last_question_alone(tmp_path):
     answer_all(world, server, sites, inbox, absent=("a",))
     inbox.clear()
     folder = next(tmp_path.glob("exchange/000-*"))
-    late = exchange.answer_file(folder, 1)
+    late = transport.answer_file(folder, 1)
     late.touch()  # its answer to the question that is gone
     questions, _ = world.write_questions(server)
-    assert exchange.find_last_question(folder) == questions["a"].number == 2
+    assert transport.find_last_question(folder) == questions["a"].number == 2
     row, _ = answer_all(world, server, sites, inbox)
     assert row["clients"] == 6
     inbox.clear()
@@ -219,7 +219,7 @@ def test_the_status_says_who_is_awaited_since_when_and_who_answered(tmp_path, cl
     assert (found["round"], found["rounds"], found["closed"], found["phase"]) == (1, 2, 0, "round")
     assert found["awaited"] == dict.fromkeys(questions, asked)
     clock[0] = "2026-11-29T20:00:00Z"
-    shutil.copy(sites["a"].answer(paths["a"]), exchange.answer_file(paths["a"].parent, 1))
+    shutil.copy(sites["a"].answer(paths["a"]), transport.answer_file(paths["a"].parent, 1))
     inbox.look()
     found = status.read_status(folder)["runs"][""]
     assert found["awaited"] == {site: asked for site in questions if site != "a"}
@@ -231,7 +231,7 @@ def test_the_status_says_who_is_awaited_since_when_and_who_answered(tmp_path, cl
     again.begin(questions, paths)
     assert status.read_status(folder)["runs"][""]["awaited"]["b"] == asked
     for site in questions:
-        shutil.copy(sites[site].answer(paths[site]), exchange.answer_file(paths[site].parent, 1))
+        shutil.copy(sites[site].answer(paths[site]), transport.answer_file(paths[site].parent, 1))
     inbox.look()
     server.close(inbox.found)
     inbox.clear()
