@@ -94,7 +94,7 @@ def test_a_comparison_is_decided_with_its_conclusion(monkeypatch, baseline, bett
     }  # fmt: skip
     monkeypatch.setattr(until_decided, "open_artifact", lambda path: None)
     monkeypatch.setattr(until_decided.evaluation, "read", lambda artifact: found)
-    assert until_decided._look(SimpleNamespace(path="c"))[0] == decided
+    assert until_decided.look(SimpleNamespace(path="c"))[0] == decided
 
 
 def test_a_dry_run_previews_all_seeds(undecided):
@@ -105,7 +105,7 @@ def test_a_dry_run_previews_all_seeds(undecided):
 
 
 def test_looks_end_when_a_method_is_shown_to_be_the_best(undecided, monkeypatch):
-    monkeypatch.setattr(until_decided, "_look", lambda outcome: (len(outcome.request["seeds"]) == 3, ""))
+    monkeypatch.setattr(until_decided, "look", lambda outcome: (len(outcome.request["seeds"]) == 3, ""))
     outcome = run(undecided, most=6, methods=["fedavg", "local"], out="d", seeds=[1, 4])
     assert outcome.request["seeds"] == [1, 4, 5]
     assert outcome.request["looks"] == [2, 6]
@@ -136,7 +136,7 @@ def test_several_partitions_are_refused(undecided, tmp_path, pfl):
 
 
 def test_a_look_before_the_last_has_its_own_level(undecided, monkeypatch):
-    monkeypatch.setattr(until_decided, "_look", lambda outcome: (len(outcome.request["seeds"]) == 3, ""))
+    monkeypatch.setattr(until_decided, "look", lambda outcome: (len(outcome.request["seeds"]) == 3, ""))
     run(undecided, most=4, methods=["fedavg", "local"], out="early")
     found = metrics(undecided / "early")
     assert found["level"] == pytest.approx(Looks(3, 4).level(3))

@@ -6,7 +6,7 @@ import json
 import math
 import shlex
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -329,12 +329,10 @@ def run_federation(asked: RunFederation) -> dict[str, Any]:
             ended = several.take_turns({name: _serve(hub) for name, hub in hubs.items()})
             return {name: hub.server for name, hub in hubs.items()}, ended
 
-        several_runs = [] if "" in runs else several.read_names(federation.manifest.request)
-        servers, absent = play(several.list_first(several_runs) if several_runs else [*runs])
-        if several.has_trials(several_runs):
-            chosen = scores.choose(federation, asked, names)
-            later, _ = play([name for name in chosen if name not in servers])
-            servers = {name: {**servers, **later}[name] for name in chosen}
+        if "" in runs:
+            (servers, absent), facts = play([*runs]), dict[str, Any]()
+        else:
+            servers, facts = _compare(federation, asked, names, play)
         private = [server.run.settings for server in servers.values() if server.run.privacy is not None]
         if private:
             secret = several.state_folder(out, "") if "" in runs else out / several.SERVER
@@ -345,12 +343,37 @@ def run_federation(asked: RunFederation) -> dict[str, Any]:
         if total := guarantee.compose_runs(private):
             say(guarantee.describe_composition(total))
         if "" not in runs:
-            return scores.make_table(federation, servers, asked, names)
+            return facts
     (server,) = servers.values()
     privacy = guarantee.summarize_guarantee(
         server.run.settings, len(server.run.federation.participants), server.progress.rows, say
     )
     return {"path": str(out), "rounds": server.rounds, "absent": absent[""], **privacy}
+
+
+def _compare(
+    federation: Artifact,
+    asked: RunFederation,
+    sites: Sequence[str],
+    play: Callable[[Sequence[str]], tuple[dict[str, Server], Any]],
+) -> tuple[dict[str, Server], dict[str, Any]]:
+    """Play the runs of a federation of several, and make their table; returns all servers, and what it says.
+
+    Trials are chosen by the first seed, and then seeds are added until the table is decided, if sites agreed on that.
+    """
+    request = federation.manifest.request
+    names, servers = several.read_names(request), dict[str, Server]()
+    servers, _ = play(several.list_first(names))
+    chosen = scores.choose(federation, asked, sites) if servers else [each.name for each in names]
+    seed_of, looks = {each.name: each.seed for each in names}, several.list_looks(request, names)
+    for seeds in looks:
+        now = [name for name in chosen if seed_of[name] in seeds]
+        later, _ = play([name for name in now if name not in servers])
+        servers |= later
+        table, facts = scores.make_table(federation, {name: servers[name] for name in now}, asked, sites)
+        if scores.ends_with(federation, table, asked, sites, is_last=seeds == looks[-1]):
+            break
+    return servers, facts
 
 
 @dataclass(frozen=True)

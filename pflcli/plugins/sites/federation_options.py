@@ -115,6 +115,16 @@ class CreateFederation(Options):
             show_default="no tuning",
         ),
     ] = None
+    until_decided: Annotated[
+        int | None,
+        typer.Option(
+            help="With --methods and a table: add seeds until the best method is shown to be better than every other"
+            " one, or until there are this many; sites send scores after each.",
+            min=2,
+            metavar="MAX",
+            show_default="no seed is added",
+        ),
+    ] = None
     metrics: Metrics = None
     positive: Positive = None
     baseline: Baseline = "fedavg"

@@ -22,7 +22,7 @@ import numpy as np
 
 from pflcli.artifacts import codebook, csv_file, disk, plain_output
 from pflcli.artifacts.kinds import predictions
-from pflcli.artifacts.make import Built, make
+from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec, digest, is_artifact
 from pflcli.artifacts.manifest import read as read_manifest
 from pflcli.artifacts.reader import Artifact, open_artifact
@@ -36,6 +36,7 @@ from pflcli.core.simulation import absences
 from pflcli.core.tasks import CLASSES, Labels
 from pflcli.core.wording import as_typed, counted, listed
 from pflcli.evaluation import client_identity, records, scoring, summary
+from pflcli.evaluation.metrics.looks import Looks
 from pflcli.evaluation.presentation import conclusion
 from pflcli.evaluation.summary import Scored
 from pflcli.plugins.sites import client_records, opening, several
@@ -46,6 +47,7 @@ from pflcli.plugins.sites.federation_options import RunFederation
 from pflcli.plugins.sites.several import RunName
 from pflcli.plugins.sites.transport import POLL_SECONDS, RECORDS, folder_of, read_pieces, write_whole
 from pflcli.workflow.comparison.table import NAME, SPLIT
+from pflcli.workflow.comparison.until_decided import look
 from pflcli.workflow.training.run_artifact import summarize
 from pflcli.workflow.tuning.space import BACKBONE
 
@@ -53,6 +55,8 @@ FILE, VALIDATION = RECORDS, "validation.json"
 """The files with the records of a site in its folder in the exchange; a run's folder has those of all sites."""
 CHOICE = "choice.json"
 """The file of the server that says which trial of each method is chosen."""
+LOOK = "look-{}.json"
+"""The file of the server that says, after a look at the scores of so many seeds, whether it was the last one."""
 _MAX_CHOICE = 1 << 20
 """Maximum bytes of a choice."""
 _SECRET = "records.key"
@@ -197,14 +201,47 @@ def choose(federation: Artifact, asked: RunFederation, sites: Sequence[str]) -> 
     return read_choice(stored, federation)
 
 
+def records_file(federation: Artifact, seeds: int) -> str:
+    """Return the file with the scores of a site under this number of ``seeds``: of each look, if there are several."""
+    has_looks = "looks" in federation.manifest.request["scores"]
+    return FILE.replace(".", f"-{seeds}.") if has_looks else FILE
+
+
+def ends_with(
+    federation: Artifact, table: Outcome, asked: RunFederation, sites: Sequence[str], *, is_last: bool
+) -> bool:
+    """Return whether a table decides what seeds were added for, or is the last one, and tell the sites so."""
+    looks = federation.manifest.request["scores"].get("looks")
+    if looks is None:
+        return True
+    count = len(table.request["seeds"])
+    is_decided, words = look(table)
+    asked.execution.reporter.say(f"look after {count} of at most {looks[1]} seeds: {words}")
+    content = {"federation": federation.manifest.fingerprint, "is_last": is_decided or is_last}
+    for site in sites:
+        at = folder_of(Path(asked.exchange), [*sites], site) / LOOK.format(count)
+        write_whole(at, [json.dumps(content).encode()])
+    return is_decided or is_last
+
+
+def read_look(path: Path, federation: Artifact) -> bool:
+    """Return whether a look was the last one; raises InputError for one of another federation."""
+    with foreign.reading(path, "what the server says after a look"):
+        found = json.loads(foreign.read_json_text(path)) if path.stat().st_size <= _MAX_CHOICE else {}
+        if found.get("federation") != federation.manifest.fingerprint or type(found.get("is_last")) is not bool:
+            raise InputError(f"{path} says nothing about this federation")
+        return bool(found["is_last"])
+
+
 def make_table(
     federation: Artifact, servers: Mapping[str, Server], asked: RunFederation, sites: Sequence[str]
-) -> dict[str, Any]:
-    """Wait for the records of all sites, and make the table of the runs; returns its path and what it says."""
+) -> tuple[Outcome, dict[str, Any]]:
+    """Wait for the records of all sites, and make the table of the runs; returns it, and what the command returns."""
     agreed, out, views = Agreed.read(federation), Path(asked.out), opening.read_runs(federation)
     names = several.read_names(federation.manifest.request)
     runs = [run for run in names if run.name in servers]
-    received = _collect(federation, agreed, runs, asked, sites, FILE)
+    seeds, looks = {run.seed for run in runs}, federation.manifest.request["scores"].get("looks")
+    received = _collect(federation, agreed, runs, asked, sites, records_file(federation, len(seeds)))
     silent = [site for site in sites if site not in received]
     scored, execution = list[Scored](), replace(asked.execution, jobs=0)
     for run in runs:
@@ -213,11 +250,15 @@ def make_table(
         artifact = _store_run(federation, views[run.name], server, joined, at, execution)
         is_marked = "reference" in views[run.name].manifest.request
         scored.append(_score(agreed, run, artifact, server, joined, sites, is_marked=is_marked))
+    if looks is not None:
+        level = Looks(*looks).level(len(seeds))
+        scored = [replace(item, level=level) for item in scored]
     scored = scoring.pair_with_baseline(scored, agreed.baseline)
     spec = _describe_table(federation, agreed, scored, out / NAME)
 
     def build(writer: ArtifactWriter) -> Built:
         metrics = {**scoring.summarize(scored, SPLIT, agreed.baseline), "failed": {}}
+        metrics |= {} if looks is None else {"looks": {"first": looks[0], "most": looks[1]}}
         remarks = ["seconds are those in which the server computed: sites do not tell theirs"]
         if silent:
             remarks.append(f"without scores, and not counted: {listed(silent)}")
@@ -230,7 +271,8 @@ def make_table(
         return Built(facts, {})
 
     outcome = make(out / NAME, spec, execution, build, extends=_describe_change(out / NAME, spec))
-    return {"path": str(outcome.path), "best": outcome.summary["best"], "runs": len(scored), "without_scores": silent}
+    best = {"path": str(outcome.path), "best": outcome.summary["best"]}
+    return outcome, {**best, "runs": len(scored), "without_scores": silent}
 
 
 def _describe_choice(
@@ -501,6 +543,7 @@ def _describe_table(federation: Artifact, agreed: Agreed, scored: Sequence[Score
         "statistics": summary.STATISTICS,
         **({} if agreed.metrics == catalogue.DEFAULT else {"metric": [*agreed.metrics]}),
         **({} if agreed.positive is None else {"positive": agreed.positive}),
+        **({"looks": looks} if (looks := federation.manifest.request["scores"].get("looks")) else {}),
         "federation": federation.manifest.fingerprint,
     }
     ordered = sorted(scored, key=lambda item: (item.label, item.seed))

@@ -23,6 +23,7 @@ from pflcli.core.wording import listed
 from pflcli.plugins.sites.federation_options import CreateFederation
 from pflcli.plugins.sites.transport import POLL_SECONDS
 from pflcli.workflow.comparison.extend import marked_references
+from pflcli.workflow.comparison.until_decided import FIRST
 from pflcli.workflow.comparison.variants import ALL, Variant, method_name, resolve_variants
 from pflcli.workflow.training import run_settings
 from pflcli.workflow.tuning.space import default_grid
@@ -65,9 +66,9 @@ def list_starts(asked: CreateFederation, from_table: FromTable, from_run: FromRu
     """
     is_table = not isinstance(asked.source, Artifact) and Path(asked.source).suffix == ".toml"
     if asked.methods is None:
-        for name in ("seeds", "metrics", "positive", "tune"):
+        for name in ("seeds", "metrics", "positive", "tune", "until_decided"):
             if getattr(asked, name) is not None:
-                word = {"metrics": "metric"}.get(name, name)
+                word = {"metrics": "metric"}.get(name, name).replace("_", "-")
                 raise UsageError(f"--{word} has no effect without --methods", "--methods fedavg,ditto")
         if is_table:
             return {"": from_table(asked)}
@@ -148,6 +149,9 @@ def _choose_seeds(asked: CreateFederation) -> Sequence[int | None]:
     if asked.seed is not None and asked.seeds is not None:
         raise UsageError("--seed and --seeds say the same", "leave out one of them")
     seeds = [asked.seed] if asked.seeds is None else [*asked.seeds]
+    if asked.until_decided is not None:
+        first = _first_seeds(asked)
+        return [*first, *range(first[-1] + 1, first[-1] + 1 + asked.until_decided - len(first))]
     if not seeds or len({*seeds}) < len(seeds):
         raise UsageError("--seeds are not different numbers", "--seeds 0,1,2")
     return seeds
@@ -165,6 +169,11 @@ def _start_pilot(asked: CreateFederation, from_run: FromRun) -> dict[str, Start]
     """Return the starts of the runs of a comparison: those of the methods and seeds that are asked for."""
     assert asked.methods is not None
     _require_untouched(asked, str(asked.source))
+    if asked.until_decided is not None:
+        raise UsageError(
+            f"--until-decided has no effect on {asked.source}, whose runs have their seeds",
+            "pfl federation create TABLE --methods NAME,NAME --until-decided N -o DIR",
+        )
     if asked.tune is not None:
         raise UsageError(
             f"--tune has no effect on {asked.source}, whose methods have their options",
@@ -228,7 +237,22 @@ def agree_on_scores(
     rows = [*dict.fromkeys(run.get("label", name.partition("/")[2]) for name, run in runs.items())]
     if asked.baseline not in rows:
         raise UsageError(f"the baseline '{asked.baseline}' is not among {listed(rows)}", f"--baseline {rows[0]}")
-    return {"metric": [*metrics], "positive": asked.positive, "baseline": asked.baseline}
+    looks = {}
+    if asked.until_decided is not None:
+        looks = {"looks": [len(_first_seeds(asked)), asked.until_decided]}
+    return {"metric": [*metrics], "positive": asked.positive, "baseline": asked.baseline, **looks}
+
+
+def _first_seeds(asked: CreateFederation) -> list[int]:
+    """Return the seeds before the first look at the scores; raises UsageError if they leave none to add."""
+    assert asked.until_decided is not None
+    first = [*asked.seeds] if asked.seeds else [(asked.seed or 0) + number for number in range(FIRST)]
+    if len(first) >= asked.until_decided:
+        raise UsageError(
+            f"--until-decided {asked.until_decided} leaves no seed to add: there are {len(first)}",
+            f"--until-decided {len(first) + 1}",
+        )
+    return first
 
 
 @dataclass(frozen=True)
@@ -254,10 +278,15 @@ def read_names(request: Mapping[str, Any]) -> list[RunName]:
 
 
 def list_first(names: Sequence[RunName]) -> list[str]:
-    """Return the runs that are played before a choice: those of the first seed, or all without trials."""
-    if not has_trials(names):
-        return [each.name for each in names]
-    return [each.name for each in names if each.seed == names[0].seed]
+    """Return the runs of the first seed, among which trials are chosen; empty if there is nothing to choose."""
+    return [each.name for each in names if each.seed == names[0].seed] if has_trials(names) else []
+
+
+def list_looks(request: Mapping[str, Any], names: Sequence[RunName]) -> list[tuple[int, ...]]:
+    """Return the seeds that are compared at each look at the scores: all of them, unless seeds are added."""
+    seeds = tuple(dict.fromkeys(each.seed for each in names))
+    looks = request["scores"].get("looks")
+    return [seeds] if looks is None else [seeds[:count] for count in range(looks[0], len(seeds) + 1)]
 
 
 def has_trials(names: Sequence[RunName]) -> bool:

@@ -254,19 +254,31 @@ def serve_site(asked: ServeSite) -> Outcome:
         federation = open_one(opened.federation.path, "federation")
         names = several.read_names(federation.manifest.request)
         place = folder_of(exchange.path, [*opened.terms.sites], opened.client)
-        chosen = several.list_first(names)
-        made = play(chosen)
-        if several.has_trials(names):
+        first = several.list_first(names)
+        made, chosen = play(first), [each.name for each in names]
+        if first:
             if not (folder / scores.CHOICE).exists():
-                records = _write_records(folder, runs, facts, chosen, scores.VALIDATION)
-                send(records, place / scores.VALIDATION, len(chosen))
+                records = _write_records(folder, runs, facts, first, scores.VALIDATION)
+                send(records, place / scores.VALIDATION, len(first))
                 say("the validation scores are sent")
             several.take_turns({"": _await(place / scores.CHOICE, patience)})
             keep = partial(scores.keep_choice, folder=folder, federation=federation)
             chosen = retry_unfinished(keep, place / scores.CHOICE)
-            made |= play([name for name in chosen if name not in made])
-        send(_write_records(folder, runs, facts, chosen), place / scores.FILE, len(chosen))
-        say("the scores are sent")
+        seed_of, looks = (
+            {each.name: each.seed for each in names},
+            several.list_looks(federation.manifest.request, names),
+        )
+        for seeds in looks:
+            now = [name for name in chosen if seed_of[name] in seeds]
+            made |= play([name for name in now if name not in made])
+            file = scores.records_file(federation, len(seeds))
+            send(_write_records(folder, runs, facts, now, file), place / file, len(now))
+            say("the scores are sent")
+            if len(looks) > 1:
+                look = place / scores.LOOK.format(len(seeds))
+                several.take_turns({"": _await(look, patience)})
+                if retry_unfinished(partial(scores.read_look, federation=federation), look):
+                    break
         return made[chosen[0]]
 
 

@@ -44,7 +44,7 @@ def compare_until_decided(asked: Compare, most: int, make: Callable[[Compare], O
     earlier = _read_request(Path(asked.out))
     seeds = sorted({*earlier.get("seeds", ()), *(asked.seeds or ())})
     has_looks = "looks" in earlier  # it refuses another MAX and more seeds itself
-    return add_seeds(asked, seeds, most, make, _look, may_exceed=has_looks)
+    return add_seeds(asked, seeds, most, make, look, may_exceed=has_looks)
 
 
 def add_seeds(
@@ -115,7 +115,7 @@ def _extend(seeds: list[int], count: int) -> list[int]:
     return [*seeds, *range(seeds[-1] + 1, seeds[-1] + 1 + count - len(seeds))]
 
 
-def _look(outcome: Outcome) -> tuple[bool, str]:
+def look(outcome: Outcome) -> tuple[bool, str]:
     """Return whether the best method of a comparison is shown to be better than every other one, and say so."""
     metrics = evaluation.read(open_artifact(outcome.path))
     name = metrics.get("metric", catalogue.DEFAULT)[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -26,7 +27,7 @@ from pflcli.plugins.sites import client_records, opening, scores, several
 from pflcli.plugins.sites import site as site_module
 from pflcli.plugins.sites.columns.commands import agree_on_columns, summarize_columns
 from pflcli.plugins.sites.federation import check_federation, create_federation, run_federation
-from pflcli.plugins.sites.site import answer_message, check_site
+from pflcli.plugins.sites.site import answer_message, check_site, serve_site
 from pflcli.plugins.sites.transport import RECORDS, answer_file, find_last_question, folder_of, question_file
 
 SITES = ("north", "south", "west")
@@ -487,3 +488,62 @@ def test_a_long_seed_names_a_run(world, tmp_path):
 def test_a_site_waits_for_the_choice_as_long_as_for_a_question(tmp_path):
     with pytest.raises(ComputationError, match=r"in 0\.01 s"):
         several.take_turns({"": site_module._await(tmp_path / scores.CHOICE, site_module.Patience(0.01, ["pfl"]))})
+
+
+def test_seeds_are_added_until_the_table_is_decided_as_in_a_simulation(world, tmp_path):
+    agreed, header = tmp_path / "agreed.toml", "hospital,age,dose,city,outcome"
+    for site in SITES:
+        own = import_data(
+            world / f"{site}.csv", tmp_path / f"own {site}", label="outcome", client="none", standardize=True
+        )
+        summarize_columns(own, tmp_path / f"{site}.json", client=site, sites=SITES)
+    agree_on_columns([tmp_path / f"{site}.json" for site in SITES], agreed)
+    asked = {"methods": "fedavg,local", "until_decided": 4, **SETTINGS}
+    fed = create_federation(agreed, tmp_path / "fed", **asked, execution=ONE).path
+    assert open_one(fed).manifest.request["scores"]["looks"] == [3, 4]
+    for site in SITES:
+        data = import_data(world / f"{site}.csv", tmp_path / f"data {site}", like=fed)
+        own = partition(data, tmp_path / f"p {site}", like=fed, client=site)
+        check_site(own, fed, tmp_path / f"site {site}", fewest=0)
+    with ThreadPoolExecutor() as pool:
+        sites = [
+            pool.submit(serve_site, tmp_path / f"site {site}", tmp_path / "exchange", execution=ONE) for site in SITES
+        ]
+        made = run_federation(fed, tmp_path / "exchange", tmp_path / "real", execution=ONE)
+        assert {site.result().kind for site in sites} == {"predictions"}
+    rows = [[site, *line.split(",")] for site in SITES for line in (world / f"{site}.csv").read_text().split()[1:]]
+    (tmp_path / "pooled.csv").write_text("\n".join([header, *(",".join(row) for row in rows)]))
+    pooled = import_data(tmp_path / "pooled.csv", tmp_path / "pooled", like=agreed, client="hospital")
+    compare(
+        partition(pooled, tmp_path / "partition"),
+        tmp_path / "simulated",
+        references=False,
+        apart=True,
+        execution=ONE,
+        **asked,
+    )
+    real, simulated = (tmp_path / each / "comparison" for each in ("real", "simulated"))
+    assert read_numbers(real) == read_numbers(simulated)
+    facts = [json.loads((each / "metrics.json").read_text()) for each in (real, simulated)]
+    for key in ("looks", "level"):
+        assert facts[0].get(key) == facts[1].get(key)
+    assert facts[0]["looks"] == {"first": 3, "most": 4}
+    assert facts[0]["conclusion"]["sentence"] == facts[1]["conclusion"]["sentence"]
+    looks = sorted(path.name for path in tmp_path.glob("exchange/000-north/look-*.json"))
+    assert looks == [f"look-{count}.json" for count in range(3, made["runs"] // 2 + 1)]
+    assert json.loads((tmp_path / "exchange" / "000-north" / looks[-1]).read_text())["is_last"] is True
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"until_decided": 3}, "leaves no seed to add: there are 3"),
+        ({"until_decided": 2, "seeds": "5,6"}, "leaves no seed to add: there are 2"),
+    ],
+)
+def test_seeds_that_cannot_be_added_are_refused(options, words):
+    asked = SimpleNamespace(**{"seed": None, "seeds": None, **options})
+    if asked.seeds:
+        asked.seeds = [int(seed) for seed in asked.seeds.split(",")]
+    with pytest.raises(UsageError, match=words):
+        several._first_seeds(asked)
