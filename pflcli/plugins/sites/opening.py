@@ -225,7 +225,7 @@ def rehearse(name: str, method: Method, run: Run) -> Patterns:
     try:
         with run.personalizing():
             method.personalize(run, state, NOBODY)
-    except Exception:  # only a method that exchanges something has to personalize nobody: its server does
+    except (Exception, SystemExit):  # only the server of a method that exchanges something personalizes nobody
         if place.deliveries or place.channels:
             raise
     note("personalize")
