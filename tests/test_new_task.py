@@ -255,6 +255,7 @@ ALLOWED = {
     "commands/train_global.py": "accuracy of a backbone",
     "core/simulation/simulate.py": "Result.accuracy",
     "evaluation/in_memory.py": "accuracy by round",
+    "plugins/sites/scores.py": "pairs predictions that are right",
     "plugins/knn_tools/sweep.py": "counts predictions that are right, or scores numbers",
     "plugins/replay/agreement.py": "predictions of another class, and accuracy",
     "plugins/page/in_memory.py": "pictures of the classes of clients, and of accuracy by round",
