@@ -362,16 +362,15 @@ def _compare(
     Trials are chosen by the first seed, and then seeds are added until the table is decided, if sites agreed on that.
     """
     request = federation.manifest.request
-    names, servers = several.read_names(request), dict[str, Server]()
+    names = several.read_names(request)
     servers, _ = play(several.list_first(names))
     chosen = scores.choose(federation, asked, sites) if servers else [each.name for each in names]
-    seed_of, looks = {each.name: each.seed for each in names}, several.list_looks(request, names)
-    for seeds in looks:
-        now = [name for name in chosen if seed_of[name] in seeds]
+    looks = several.list_looks(request, names, chosen)
+    for now in looks:
         later, _ = play([name for name in now if name not in servers])
         servers |= later
         table, facts = scores.make_table(federation, {name: servers[name] for name in now}, asked, sites)
-        if scores.ends_with(federation, table, asked, sites, is_last=seeds == looks[-1]):
+        if scores.ends_with(federation, table, asked, sites, is_last=now == looks[-1]):
             break
     return servers, facts
 

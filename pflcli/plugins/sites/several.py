@@ -23,7 +23,7 @@ from pflcli.core.wording import listed
 from pflcli.plugins.sites.federation_options import CreateFederation
 from pflcli.plugins.sites.transport import POLL_SECONDS
 from pflcli.workflow.comparison.extend import marked_references
-from pflcli.workflow.comparison.until_decided import FIRST
+from pflcli.workflow.comparison.until_decided import FIRST, MAX_SEEDS
 from pflcli.workflow.comparison.variants import ALL, Variant, method_name, resolve_variants
 from pflcli.workflow.training import run_settings
 from pflcli.workflow.tuning.space import default_grid
@@ -149,12 +149,12 @@ def _choose_seeds(asked: CreateFederation) -> Sequence[int | None]:
     if asked.seed is not None and asked.seeds is not None:
         raise UsageError("--seed and --seeds say the same", "leave out one of them")
     seeds = [asked.seed] if asked.seeds is None else [*asked.seeds]
-    if asked.until_decided is not None:
-        first = _first_seeds(asked)
-        return [*first, *range(first[-1] + 1, first[-1] + 1 + asked.until_decided - len(first))]
     if not seeds or len({*seeds}) < len(seeds):
         raise UsageError("--seeds are not different numbers", "--seeds 0,1,2")
-    return seeds
+    if asked.until_decided is None:
+        return seeds
+    first = _first_seeds(asked)
+    return [*first, *range(first[-1] + 1, first[-1] + 1 + asked.until_decided - len(first))]
 
 
 def _ask_for(asked: CreateFederation, variant: Variant, seed: int | None) -> CreateFederation:
@@ -246,7 +246,11 @@ def agree_on_scores(
 def _first_seeds(asked: CreateFederation) -> list[int]:
     """Return the seeds before the first look at the scores; raises UsageError if they leave none to add."""
     assert asked.until_decided is not None
-    first = [*asked.seeds] if asked.seeds else [(asked.seed or 0) + number for number in range(FIRST)]
+    first = sorted(asked.seeds) if asked.seeds else [(asked.seed or 0) + number for number in range(FIRST)]
+    if asked.until_decided > MAX_SEEDS:
+        raise UsageError(
+            f"--until-decided {asked.until_decided} is above the maximum of {MAX_SEEDS}", "--until-decided 10"
+        )
     if len(first) >= asked.until_decided:
         raise UsageError(
             f"--until-decided {asked.until_decided} leaves no seed to add: there are {len(first)}",
@@ -282,11 +286,12 @@ def list_first(names: Sequence[RunName]) -> list[str]:
     return [each.name for each in names if each.seed == names[0].seed] if has_trials(names) else []
 
 
-def list_looks(request: Mapping[str, Any], names: Sequence[RunName]) -> list[tuple[int, ...]]:
-    """Return the seeds that are compared at each look at the scores: all of them, unless seeds are added."""
-    seeds = tuple(dict.fromkeys(each.seed for each in names))
+def list_looks(request: Mapping[str, Any], names: Sequence[RunName], chosen: Sequence[str]) -> list[list[str]]:
+    """Return the ``chosen`` runs that are compared at each look at the scores: all, unless seeds are added."""
+    seeds = [*dict.fromkeys(each.seed for each in names)]
     looks = request["scores"].get("looks")
-    return [seeds] if looks is None else [seeds[:count] for count in range(looks[0], len(seeds) + 1)]
+    counts = [len(seeds)] if looks is None else range(looks[0], len(seeds) + 1)
+    return [[run.name for run in names if run.name in chosen and run.seed in seeds[:count]] for count in counts]
 
 
 def has_trials(names: Sequence[RunName]) -> bool:

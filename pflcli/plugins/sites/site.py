@@ -264,18 +264,15 @@ def serve_site(asked: ServeSite) -> Outcome:
             several.take_turns({"": _await(place / scores.CHOICE, patience)})
             keep = partial(scores.keep_choice, folder=folder, federation=federation)
             chosen = retry_unfinished(keep, place / scores.CHOICE)
-        seed_of, looks = (
-            {each.name: each.seed for each in names},
-            several.list_looks(federation.manifest.request, names),
-        )
-        for seeds in looks:
-            now = [name for name in chosen if seed_of[name] in seeds]
+        looks = several.list_looks(federation.manifest.request, names, chosen)
+        for now in looks:
+            seeds = len({run.seed for run in names if run.name in now})
             made |= play([name for name in now if name not in made])
-            file = scores.records_file(federation, len(seeds))
+            file = scores.records_file(federation, seeds)
             send(_write_records(folder, runs, facts, now, file), place / file, len(now))
             say("the scores are sent")
             if len(looks) > 1:
-                look = place / scores.LOOK.format(len(seeds))
+                look = place / scores.LOOK.format(seeds)
                 several.take_turns({"": _await(look, patience)})
                 if retry_unfinished(partial(scores.read_look, federation=federation), look):
                     break

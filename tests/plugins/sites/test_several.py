@@ -539,6 +539,7 @@ def test_seeds_are_added_until_the_table_is_decided_as_in_a_simulation(world, tm
     [
         ({"until_decided": 3}, "leaves no seed to add: there are 3"),
         ({"until_decided": 2, "seeds": "5,6"}, "leaves no seed to add: there are 2"),
+        ({"until_decided": 1001}, "is above the maximum of 1000"),
     ],
 )
 def test_seeds_that_cannot_be_added_are_refused(options, words):
@@ -547,3 +548,10 @@ def test_seeds_that_cannot_be_added_are_refused(options, words):
         asked.seeds = [int(seed) for seed in asked.seeds.split(",")]
     with pytest.raises(UsageError, match=words):
         several._first_seeds(asked)
+
+
+def test_added_seeds_follow_the_largest_one():
+    asked = SimpleNamespace(seed=None, seeds=[5, 3], until_decided=4)
+    assert several._choose_seeds(asked) == [3, 5, 6, 7]
+    with pytest.raises(UsageError, match="not different numbers"):
+        several._choose_seeds(SimpleNamespace(seed=None, seeds=[3, 3], until_decided=4))
