@@ -250,12 +250,6 @@ def list_evidence(found: atlas.Atlas) -> Iterator[str]:
         f"{len(stored)} [tables](docs/results.md) and sets of verdicts have their scores stored per client, from which "
         "the tests compute them again ([every number defined](docs/measurement.md))."
     )
-    rows = [row for row in fill.read(fill.RESULTS / "performance-round.csv") if row[0] == "mobilenet-v2"]
-    apple, flower = (next(row[4] for row in rows if row[1].startswith(name)) for name in ("apple", "flower"))
-    yield (
-        f"A round of FedAvg with MobileNet-v2 takes Apple's pfl-research {float(apple):.1f} times as long as `pfl`, "
-        f"and Flower's simulation {float(flower):.1f} times ([performance](docs/performance.md))."
-    )
 
 
 def _list_stored() -> Iterator[str]:
