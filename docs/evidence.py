@@ -226,7 +226,7 @@ def _count_firsts() -> tuple[Counter[str], int, str]:
 
 
 def list_evidence(found: atlas.Atlas) -> Iterator[str]:
-    """Yield what README says: how methods rank, claims, stored scores, and speed."""
+    """Yield what README says: how methods rank, claims, and stored scores."""
     if found.measured:
         page = "[which method where](docs/atlas.md)"
         first, second = atlas.answer(found)[:2] if atlas.has_ranks(found) else (*atlas.answer(found)[:1], "")
