@@ -6,8 +6,8 @@ loops it would keep neither a tile of a product nor the partial sums of a few la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from inspect import Parameter, Signature
 from typing import Any
 
 import llvmlite.binding
@@ -43,7 +43,7 @@ class Vectors:
     """Generates operations on vectors of the element type of ``array``, a Numba type, at the builder ``bld``."""
 
     def __init__(self, context: Any, bld: Any, array: Any, lanes: int | None = None) -> None:
-        self._context, self._bld = context, bld
+        self._context, self._bld, self._array = context, bld, array
         self._element = context.get_value_type(array.dtype)
         self.lanes = lanes or VECTOR_BYTES // (array.dtype.bitwidth // 8)
         self._type = ir.VectorType(self._element, self.lanes)
@@ -62,6 +62,17 @@ class Vectors:
         if isinstance(number, float):
             return ir.Constant(self._type, [ir.Constant(self._element, number)] * self.lanes)
         return self._spread(number, self._type)
+
+    def shorter(self, lanes: int) -> Vectors:
+        """Return operations on vectors of at most so many numbers."""
+        return Vectors(self._context, self._bld, self._array, min(self.lanes, lanes))
+
+    def sums(self, count: int) -> list[Any]:
+        """Return so many variables of vectors, which are zero now and become registers."""
+        variables = [_utils.alloca_once_value(self._bld, self.all(0.0)) for _ in range(count)]
+        for variable in variables:
+            self._bld.store(self.all(0.0), variable)
+        return variables
 
     def _spread(self, number: Any, vector: Any) -> Any:
         none, zero = ir.Constant(vector, ir.Undefined), ir.IntType(32)(0)
@@ -161,39 +172,58 @@ class Vectors:
         return self._bld.call(_utils.get_or_insert_function(self._bld.module, kind, name), arguments)
 
 
+def _generated(kinds: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that turns a generator of instructions into a function for compiled loops.
+
+    ``kinds`` has a character for each argument of that function: ``x`` for a contiguous array, ``f`` for a number of
+    the type of arrays, ``i`` for an integer. An index into an array follows it. The generator gets ``Vectors``, the
+    builder, and the arguments, with an address in place of an array and its index.
+    """
+
+    def decorate(generate: Callable[..., None]) -> Callable[..., None]:
+        def instructions(typing: Any, *given: Any) -> Any:
+            array = given[kinds.rindex("x")]
+
+            def call(context: Any, bld: Any, signature: Any, values: Sequence[Any]) -> Any:
+                vec, rest = Vectors(context, bld, array), iter(zip(kinds, given, values, strict=True))
+                arguments = [vec.at(of, value, next(rest)[2]) if kind == "x" else value for kind, of, value in rest]
+                generate(vec, bld, *arguments)
+                return context.get_dummy_value()
+
+            types_of = {"i": INDEX, "f": array.dtype}
+            return types.void(*(types_of.get(kind, of) for kind, of in zip(kinds, given, strict=True))), call
+
+        named = [Parameter(f"{kind}{i}", Parameter.POSITIONAL_ONLY) for i, kind in enumerate(f"t{kinds}")]
+        instructions.__signature__ = Signature(named)  # type: ignore[attr-defined]
+        function: Callable[..., None] = _intrinsic(instructions)
+        return function
+
+    return decorate
+
+
 def combination(matrix: Sequence[Sequence[float]], adds: bool = False) -> Callable[..., None]:
     """Return a function that writes the product of a constant matrix and the rows of ``x``, or adds it.
 
-    It writes y[y0 + r y_row + j] = sum over k of matrix[r][k] x[x0 + k x_row + j] for j < width. Arrays are contiguous;
-    all other arguments are in numbers.
+    Its arguments are x, x0, x_row, y, y0, y_row and width. It writes y[y0 + r y_row + j] = sum over k of matrix[r][k]
+    x[x0 + k x_row + j] for j < width. Arrays are contiguous; all other arguments are in numbers.
     """
 
-    @_intrinsic  # type: ignore[untyped-decorator]
-    def combine(typing: Any, x: Any, x0: Any, x_row: Any, y: Any, y0: Any, y_row: Any, width: Any) -> Any:
-        def generate(context: Any, bld: Any, signature: Any, values: Sequence[Any]) -> Any:
-            _, x0, x_row, _, y0, y_row, width = values
-            vec = Vectors(context, bld, y)
-            from_x, to_y = vec.at(x, values[0], x0), vec.at(y, values[3], y0)
+    @_generated("xiixiii")
+    def combine(vec: Vectors, bld: Any, from_x: Any, x_row: Any, to_y: Any, y_row: Any, width: Any) -> None:
+        def body(first: Any, mask: Any) -> None:
+            used = [k for k in range(len(matrix[0])) if any(row[k] for row in matrix)]
+            rows = {k: vec.load(vec.ahead(from_x, bld.add(first, bld.mul(x_row, INT(k)))), mask) for k in used}
+            for r, coefficients in enumerate(matrix):
+                place = vec.ahead(to_y, bld.add(first, bld.mul(y_row, INT(r))))
+                total = vec.load(place, mask) if adds else None
+                for k, coefficient in enumerate(coefficients):
+                    if coefficient:
+                        total = _add(bld, vec, total, rows[k], float(coefficient))
+                vec.store(vec.all(0.0) if total is None else total, place, mask)
 
-            def body(first: Any, mask: Any) -> None:
-                used = [k for k in range(len(matrix[0])) if any(row[k] for row in matrix)]
-                rows = {k: vec.load(vec.ahead(from_x, bld.add(first, bld.mul(x_row, INT(k)))), mask) for k in used}
-                for r, coefficients in enumerate(matrix):
-                    place = vec.ahead(to_y, bld.add(first, bld.mul(y_row, INT(r))))
-                    total = vec.load(place, mask) if adds else None
-                    for k, coefficient in enumerate(coefficients):
-                        if coefficient:
-                            total = _add(bld, vec, total, rows[k], float(coefficient))
-                    vec.store(vec.all(0.0) if total is None else total, place, mask)
+        vec.along(width, body)
 
-            vec.along(width, body)
-            return context.get_dummy_value()
-
-        i = INDEX
-        return types.void(x, i, i, y, i, i, i), generate
-
-    function: Callable[..., None] = combine
-    return function
+    return combine
 
 
 def _add(bld: Any, vec: Vectors, total: Any, row: Any, coefficient: float) -> Any:
@@ -205,22 +235,10 @@ def _add(bld: Any, vec: Vectors, total: Any, row: Any, coefficient: float) -> An
     return vec.fused(row, vec.all(coefficient), total)
 
 
-def _prefetch() -> Callable[..., None]:
-    @_intrinsic  # type: ignore[untyped-decorator]
-    def ask(typing: Any, x: Any, place: Any) -> Any:
-        def generate(context: Any, bld: Any, signature: Any, values: Sequence[Any]) -> Any:
-            vec = Vectors(context, bld, x)
-            vec.prefetch(vec.at(x, *values))
-            return context.get_dummy_value()
-
-        return types.void(x, INDEX), generate
-
-    function: Callable[..., None] = ask
-    return function
-
-
-prefetch = _prefetch()
-"""``prefetch(x, place)`` starts to load the cache line of x[place] into the cache, and does not wait for it."""
+@_generated("xi")
+def prefetch(vec: Vectors, bld: Any, address: Any) -> None:
+    """``prefetch(x, place)`` starts to load the cache line of x[place] into the cache, and does not wait for it."""
+    vec.prefetch(address)
 
 
 def _as_row() -> Callable[[Any], Any]:
@@ -256,67 +274,54 @@ DOT_COLUMNS = 4
 """columns of those tiles"""
 
 
-def _tile() -> Callable[..., None]:
-    @_intrinsic  # type: ignore[untyped-decorator]
-    def multiply(
-        typing: Any,
-        rows: Any,
-        inner: Any,
-        a: Any,
-        a0: Any,
-        a_row: Any,
-        a_inner: Any,
-        b: Any,
-        b0: Any,
-        b_row: Any,
-        c: Any,
-        c0: Any,
-        c_row: Any,
-        width: Any,
-        more: Any,
-    ) -> Any:
-        def generate(context: Any, bld: Any, signature: Any, values: Sequence[Any]) -> Any:
-            after = bld.append_basic_block("after")
-            choice = bld.switch(values[0], after)
-            for count in (1, *range(2, MAX_TILE_ROWS + 1, 2)):
-                choice.add_case(INT(count), block := bld.append_basic_block(f"rows{count}"))
-                bld.position_at_end(block)
-                _generate_tile(count, Vectors(context, bld, c), bld, (a, b, c), values[1:])
-                bld.branch(after)
-            bld.position_at_end(after)
-            return context.get_dummy_value()
+@_generated("iixiiixiixiiii")
+def tile(vec: Vectors, bld: Any, rows: Any, *arguments: Any) -> None:
+    """``tile(rows, inner, a, a0, a_row, a_inner, b, b0, b_row, c, c0, c_row, width, more)`` multiplies ``rows`` rows.
 
-        i = INDEX
-        return types.void(i, i, a, i, i, i, b, i, i, c, i, i, i, i), generate
-
-    function: Callable[..., None] = multiply
-    return function
+    They are rows of ``a``, one or an even number up to ``MAX_TILE_ROWS``, by two vectors of each row of ``b``.
+    It writes c[c0 + r c_row + j] = sum over k < inner of a[a0 + r a_row + k a_inner] b[b0 + k b_row + j] for r < rows
+    and j < width, where ``width`` is at most two vectors; with ``more`` it adds the sum to what is there. Arrays are
+    contiguous; all other arguments are in numbers.
+    """
+    sizes = (1, *range(2, MAX_TILE_ROWS + 1, 2))
+    _switch(bld, rows, sizes, lambda count: _generate_tile(count, vec, bld, *arguments))
 
 
-tile = _tile()
-"""``tile(rows, inner, a, a0, a_row, a_inner, b, b0, b_row, c, c0, c_row, width, more)`` multiplies ``rows`` rows of
-``a``, one or an even number up to ``MAX_TILE_ROWS``, with two vectors of each row of ``b``.
+def _switch(bld: Any, number: Any, cases: Iterable[int], generate: Callable[[int], None]) -> None:
+    """Generate a switch over some values of a number; others do nothing."""
+    after = bld.append_basic_block("after")
+    choice = bld.switch(number, after)
+    for case in cases:
+        choice.add_case(INT(case), block := bld.append_basic_block(f"case{case}"))
+        bld.position_at_end(block)
+        generate(case)
+        bld.branch(after)
+    bld.position_at_end(after)
 
-It writes c[c0 + r c_row + j] = sum over k < inner of a[a0 + r a_row + k a_inner] b[b0 + k b_row + j] for r < rows and
-j < width, where ``width`` is at most two vectors; with ``more`` it adds the sum to what is there. Arrays are
-contiguous; all other arguments are in numbers.
-"""
 
-
-def _generate_tile(rows: int, vec: Vectors, bld: Any, arrays: Sequence[Any], values: Sequence[Any]) -> None:
-    """Generate ``tile`` for its arguments."""
-    a, b, c = arrays
-    inner, a0, a_row, a_inner, b0, b_row, c0, c_row, width, more = (values[i] for i in _TILE_INTEGERS)
+def _generate_tile(
+    rows: int,
+    vec: Vectors,
+    bld: Any,
+    inner: Any,
+    from_a: Any,
+    a_row: Any,
+    a_inner: Any,
+    from_b: Any,
+    b_row: Any,
+    to_c: Any,
+    c_row: Any,
+    width: Any,
+    more: Any,
+) -> None:
+    """Generate ``tile`` for so many rows."""
     # Hide the stride from LLVM, which would otherwise keep a pointer per row and run out of registers.
     a_inner = bld.asm(ir.FunctionType(INT, [INT]), "", "=r,0", [a_inner], False)
-    from_a, from_b, to_c = vec.at(a, values[1], a0), vec.at(b, values[5], b0), vec.at(c, values[8], c0)
     columns = [first * vec.lanes for first in range(2)]
 
     cells = [(vec.ahead(to_c, bld.mul(c_row, INT(r))), j) for r in range(rows) for j in range(2)]
     masks = [vec.mask(first, width) for first in columns]
-    sums = [_utils.alloca_once_value(bld, vec.all(0.0)) for _ in cells]  # which become registers
-    for total in sums:
-        bld.store(vec.all(0.0), total)
+    sums = vec.sums(len(cells))
     with bld.if_then(bld.icmp_signed("!=", more, INT(0))):
         for (row, j), total in zip(cells, sums, strict=True):
             bld.store(vec.load(vec.ahead(row, columns[j]), masks[j]), total)
@@ -345,55 +350,29 @@ def _generate_tile(rows: int, vec: Vectors, bld: Any, arrays: Sequence[Any], val
             write(masks)
 
 
-_TILE_INTEGERS = (0, 2, 3, 4, 6, 7, 9, 10, 11, 12)
-
-
 def dot_tile(height: int) -> Callable[..., None]:
     """Return a function that multiplies up to ``height`` rows of ``a`` with up to ``DOT_COLUMNS`` rows of ``b``.
 
-    It writes c[c0 + r c_row + j] = sum over k < inner of a[a0 + r a_row + k] b[b0 + j b_row + k] for r < rows and
-    j < width; with ``more`` it adds the sum to what is there. Arrays are contiguous; all other arguments are in
-    numbers. Fewer rows take as long as all.
+    Its arguments are inner, a, a0, a_row, b, b0, b_row, c, c0, c_row, rows, width and more. It writes c[c0 + r c_row +
+    j] = sum over k < inner of a[a0 + r a_row + k] b[b0 + j b_row + k] for r < rows and j < width; with ``more`` it adds
+    the sum to what is there. Arrays are contiguous; all other arguments are in numbers. Fewer rows take as long as all.
     """
 
-    @_intrinsic  # type: ignore[untyped-decorator]
-    def multiply(
-        typing: Any,
-        inner: Any,
-        a: Any,
-        a0: Any,
-        a_row: Any,
-        b: Any,
-        b0: Any,
-        b_row: Any,
-        c: Any,
-        c0: Any,
-        c_row: Any,
-        rows: Any,
-        width: Any,
-        more: Any,
-    ) -> Any:
-        def generate(context: Any, bld: Any, signature: Any, values: Sequence[Any]) -> Any:
-            inner, _, a0, a_row, _, b0, b_row, _, c0, c_row, rows, width, more = values
-            vec = Vectors(context, bld, c)
-            from_a = _rows(vec, bld, vec.at(a, values[1], a0), a_row, height, rows)
-            from_b = _rows(vec, bld, vec.at(b, values[4], b0), b_row, DOT_COLUMNS, width)
-            sums = _generate_dots(vec, bld, inner, from_a, from_b)
-            part = Vectors(context, bld, c, min(vec.lanes, DOT_COLUMNS))
-            for r, row in enumerate(_rows(part, bld, vec.at(c, values[7], c0), c_row, height, rows)):
-                with bld.if_then(bld.icmp_signed("<", INT(r), rows)):
-                    totals = [bld.load(total) for total in sums[r]]
-                    for i, total in enumerate(vec.pairwise(totals)):
-                        place, mask = part.ahead(row, i * part.lanes), part.mask(i * part.lanes, width)
-                        before = part.load(place, bld.and_(mask, part.all_or_none(bld.icmp_signed("!=", more, INT(0)))))
-                        part.store(part.sum(before, total), place, mask)
-            return context.get_dummy_value()
+    @_generated("ixiixiixiiiii")
+    def multiply(vec: Vectors, bld: Any, inner: Any, a: Any, a_row: Any, b: Any, b_row: Any, *into: Any) -> None:
+        to_c, c_row, rows, width, more = into
+        from_a, from_b = _rows(vec, bld, a, a_row, height, rows), _rows(vec, bld, b, b_row, DOT_COLUMNS, width)
+        sums = _generate_dots(vec, bld, inner, from_a, from_b)
+        part = vec.shorter(DOT_COLUMNS)
+        for r, row in enumerate(_rows(part, bld, to_c, c_row, height, rows)):
+            with bld.if_then(bld.icmp_signed("<", INT(r), rows)):
+                totals = [bld.load(total) for total in sums[r]]
+                for i, total in enumerate(vec.pairwise(totals)):
+                    place, mask = part.ahead(row, i * part.lanes), part.mask(i * part.lanes, width)
+                    before = part.load(place, bld.and_(mask, part.all_or_none(bld.icmp_signed("!=", more, INT(0)))))
+                    part.store(part.sum(before, total), place, mask)
 
-        i = INDEX
-        return types.void(i, a, i, i, b, i, i, c, i, i, i, i, i), generate
-
-    function: Callable[..., None] = multiply
-    return function
+    return multiply
 
 
 def _rows(vec: Vectors, bld: Any, first: Any, stride: Any, count: int, existing: Any) -> list[Any]:
@@ -405,9 +384,7 @@ def _rows(vec: Vectors, bld: Any, first: Any, stride: Any, count: int, existing:
 
 def _generate_dots(vec: Vectors, bld: Any, inner: Any, from_a: list[Any], from_b: list[Any]) -> list[list[Any]]:
     """Generate the multiplication of rows, and return the variable of a vector of sums per row and column."""
-    sums = [[_utils.alloca_once_value(bld, vec.all(0.0)) for _ in from_b] for _ in from_a]  # which become registers
-    for total in (total for row in sums for total in row):
-        bld.store(vec.all(0.0), total)
+    sums = [vec.sums(len(from_b)) for _ in from_a]
 
     def body(first: Any, mask: Any) -> None:
         columns = [vec.load(vec.ahead(row, first), mask) for row in from_b]
@@ -420,46 +397,31 @@ def _generate_dots(vec: Vectors, bld: Any, inner: Any, from_a: list[Any], from_b
     return sums
 
 
-def _transpose_square() -> Callable[..., None]:
-    @_intrinsic  # type: ignore[untyped-decorator]
-    def transpose(typing: Any, x: Any, x0: Any, x_row: Any, y: Any, y0: Any, y_row: Any, rows: Any, width: Any) -> Any:
-        def generate(context: Any, bld: Any, signature: Any, values: Sequence[Any]) -> Any:
-            _, x0, x_row, _, y0, y_row, rows, width = values
-            vec = Vectors(context, bld, y)
-            from_x, to_y, lanes = vec.at(x, values[0], x0), vec.at(y, values[3], y0), INT(vec.lanes)
-            full = bld.and_(bld.icmp_signed("==", rows, lanes), bld.icmp_signed("==", width, lanes))
+@_generated("xiixiiii")
+def transpose_square(
+    vec: Vectors, bld: Any, from_x: Any, x_row: Any, to_y: Any, y_row: Any, rows: Any, width: Any
+) -> None:
+    """``transpose_square(x, x0, x_row, y, y0, y_row, rows, width)`` writes a transpose.
 
-            def copy(masks: Callable[[int, Any, Any], Any]) -> None:
-                of_x = [vec.ahead(from_x, bld.mul(x_row, INT(i))) for i in range(vec.lanes)]
-                square = [vec.load(place, masks(i, rows, width)) for i, place in enumerate(of_x)]
-                for j, column in enumerate(vec.transposed(square)):
-                    vec.store(column, vec.ahead(to_y, bld.mul(y_row, INT(j))), masks(j, width, rows))
+    It writes y[y0 + j y_row + i] = x[x0 + i x_row + j] for i < rows and j < width, where both are at most one vector.
+    Arrays are contiguous; all other arguments are in numbers.
+    """
 
-            with bld.if_else(full) as (square_of_lanes, part):
-                with square_of_lanes:
-                    copy(lambda index, count, width: None)
-                with part:
-                    none = INT(0)
-                    copy(
-                        lambda index, count, width: vec.mask(
-                            0, bld.select(bld.icmp_signed("<", INT(index), count), width, none)
-                        )
-                    )
-            return context.get_dummy_value()
+    def copy(masks: Callable[[int, Any, Any], Any]) -> None:
+        of_x = [vec.ahead(from_x, bld.mul(x_row, INT(i))) for i in range(vec.lanes)]
+        square = [vec.load(place, masks(i, rows, width)) for i, place in enumerate(of_x)]
+        for j, column in enumerate(vec.transposed(square)):
+            vec.store(column, vec.ahead(to_y, bld.mul(y_row, INT(j))), masks(j, width, rows))
 
-        i = INDEX
-        return types.void(x, i, i, y, i, i, i, i), generate
+    def mask(index: int, count: Any, width: Any) -> Any:
+        return vec.mask(0, bld.select(bld.icmp_signed("<", INT(index), count), width, INT(0)))
 
-    function: Callable[..., None] = transpose
-    return function
-
-
-transpose_square = _transpose_square()
-"""``transpose_square(x, x0, x_row, y, y0, y_row, rows, width)`` writes a transpose.
-
-It writes y[y0 + j y_row + i] = x[x0 + i x_row + j] for i < rows and j < width, where both are at most one vector.
-Arrays are contiguous; all other arguments are in numbers.
-"""
+    full = bld.and_(*(bld.icmp_signed("==", size, INT(vec.lanes)) for size in (rows, width)))
+    with bld.if_else(full) as (square_of_lanes, part):
+        with square_of_lanes:
+            copy(lambda index, count, width: None)
+        with part:
+            copy(mask)
 
 
 _ROWS_AT_ONCE = 4
@@ -467,82 +429,37 @@ _ROWS_AT_ONCE = 4
 
 
 def _elimination(*, scales: bool) -> Callable[..., None]:
-    @_intrinsic  # type: ignore[untyped-decorator]
-    def eliminate(
-        typing: Any,
-        count: Any,
-        a: Any,
-        a0: Any,
-        a_row: Any,
-        a_step: Any,
-        b: Any,
-        b0: Any,
-        b_step: Any,
-        c: Any,
-        c0: Any,
-        c_row: Any,
-        rows: Any,
-        width: Any,
-    ) -> Any:
-        def generate(context: Any, bld: Any, signature: Any, values: Sequence[Any]) -> Any:
-            count, _, a0, a_row, a_step, _, b0, b_step, _, c0, c_row, rows, width = values
-            vec = Vectors(context, bld, c)
-            from_b = vec.at(b, values[5], b0)
+    @_generated("ixiiixiixiiii")
+    def eliminate(vec: Vectors, bld: Any, count: Any, a: Any, a_row: Any, a_step: Any, *others: Any) -> None:
+        from_b, b_step, c, c_row, rows, width = others
 
-            def rows_from(first: Any, together: int) -> None:
-                place_a, place_c = bld.add(a0, bld.mul(first, a_row)), bld.add(c0, bld.mul(first, c_row))
-                from_a = [vec.at(a, values[1], bld.add(place_a, bld.mul(a_row, INT(r)))) for r in range(together)]
-                to_c = [vec.at(c, values[8], bld.add(place_c, bld.mul(c_row, INT(r)))) for r in range(together)]
-                own = partial(_generate_elimination, vec, bld, count, from_a, a_step, from_b, b_step, to_c, scales)
-                vec.along(width, own)
+        def rows_from(first: Any, together: int) -> None:
+            places = [bld.add(first, INT(r)) for r in range(together)]
+            from_a, to_c = ([vec.ahead(x, bld.mul(row, r)) for r in places] for x, row in ((a, a_row), (c, c_row)))
 
-            groups = bld.sdiv(rows, INT(_ROWS_AT_ONCE))
-            with _utils.for_range(bld, groups) as loop:
-                rows_from(bld.mul(loop.index, INT(_ROWS_AT_ONCE)), _ROWS_AT_ONCE)
-            first, after = bld.mul(groups, INT(_ROWS_AT_ONCE)), bld.append_basic_block("after")
-            choice = bld.switch(bld.sub(rows, first), after)
-            for rest in range(1, _ROWS_AT_ONCE):
-                choice.add_case(INT(rest), block := bld.append_basic_block(f"rest{rest}"))
-                bld.position_at_end(block)
-                rows_from(first, rest)
-                bld.branch(after)
-            bld.position_at_end(after)
-            return context.get_dummy_value()
+            def body(lane: Any, mask: Any) -> None:
+                sums = vec.sums(together)
+                with _utils.for_range(bld, count) as loop:
+                    place = bld.add(lane, bld.mul(loop.index, a_step))
+                    factor = vec.load(vec.ahead(from_b, bld.add(lane, bld.mul(loop.index, b_step))), mask)
+                    for row, total in zip(from_a, sums, strict=True):
+                        bld.store(vec.fused(vec.load(vec.ahead(row, place), mask), factor, bld.load(total)), total)
+                next_b = bld.add(lane, bld.mul(count, b_step))
+                scale = vec.load(vec.ahead(from_b, next_b), mask) if scales else None
+                for row, total in zip(to_c, sums, strict=True):
+                    target = vec.ahead(row, lane)
+                    rest = bld.fsub(vec.load(target, mask), bld.load(total))
+                    vec.store(bld.fmul(rest, scale) if scales else rest, target, mask)
 
-        i = INDEX
-        return types.void(i, a, i, i, i, b, i, i, c, i, i, i, i), generate
+            vec.along(width, body)
 
-    function: Callable[..., None] = eliminate
-    return function
+        groups = bld.sdiv(rows, INT(_ROWS_AT_ONCE))
+        with _utils.for_range(bld, groups) as loop:
+            rows_from(bld.mul(loop.index, INT(_ROWS_AT_ONCE)), _ROWS_AT_ONCE)
+        first = bld.mul(groups, INT(_ROWS_AT_ONCE))
+        _switch(bld, bld.sub(rows, first), range(1, _ROWS_AT_ONCE), lambda rest: rows_from(first, rest))
 
-
-def _generate_elimination(
-    vec: Vectors,
-    bld: Any,
-    count: Any,
-    from_a: Sequence[Any],
-    a_step: Any,
-    from_b: Any,
-    b_step: Any,
-    to_c: Sequence[Any],
-    scales: bool,
-    first: Any,
-    mask: Any,
-) -> None:
-    """Generate ``minus_products`` or ``solve`` for some rows, and the vector that begins at lane ``first``."""
-    sums = [_utils.alloca_once_value(bld, vec.all(0.0)) for _ in from_a]  # which become registers
-    for total in sums:
-        bld.store(vec.all(0.0), total)
-    with _utils.for_range(bld, count) as loop:
-        place = bld.add(first, bld.mul(loop.index, a_step))
-        factor = vec.load(vec.ahead(from_b, bld.add(first, bld.mul(loop.index, b_step))), mask)
-        for row, total in zip(from_a, sums, strict=True):
-            bld.store(vec.fused(vec.load(vec.ahead(row, place), mask), factor, bld.load(total)), total)
-    scale = vec.load(vec.ahead(from_b, bld.add(first, bld.mul(count, b_step))), mask) if scales else None
-    for row, total in zip(to_c, sums, strict=True):
-        target = vec.ahead(row, first)
-        rest = bld.fsub(vec.load(target, mask), bld.load(total))
-        vec.store(bld.fmul(rest, scale) if scales else rest, target, mask)
+    return eliminate
 
 
 minus_products = _elimination(scales=False)
@@ -557,27 +474,13 @@ solve = _elimination(scales=True)
 """``solve`` does the same as ``minus_products``, then multiplies by the next number of b, b[b0 + count b_step + j]."""
 
 
-def _products() -> Callable[..., None]:
-    @_intrinsic  # type: ignore[untyped-decorator]
-    def multiply(typing: Any, factor: Any, a: Any, a0: Any, b: Any, b0: Any, c: Any, c0: Any, width: Any) -> Any:
-        def generate(context: Any, bld: Any, signature: Any, values: Sequence[Any]) -> Any:
-            vec = Vectors(context, bld, c)
-            scale, width = vec.all(values[0]), values[7]
-            from_a, from_b, to_c = (vec.at(x, values[i], values[i + 1]) for x, i in ((a, 1), (b, 3), (c, 5)))
+@_generated("fxixixii")
+def products(vec: Vectors, bld: Any, factor: Any, from_a: Any, from_b: Any, to_c: Any, width: Any) -> None:
+    """``products(factor, a, a0, b, b0, c, c0, width)`` writes c[c0 + j] = factor a[a0 + j] b[b0 + j] for j < width."""
+    scale = vec.all(factor)
 
-            def body(lane: Any, mask: Any) -> None:
-                first, second = (vec.load(vec.ahead(place, lane), mask) for place in (from_a, from_b))
-                vec.store(bld.fmul(bld.fmul(first, scale), second), vec.ahead(to_c, lane), mask)
+    def body(lane: Any, mask: Any) -> None:
+        first, second = (vec.load(vec.ahead(place, lane), mask) for place in (from_a, from_b))
+        vec.store(bld.fmul(bld.fmul(first, scale), second), vec.ahead(to_c, lane), mask)
 
-            vec.along(width, body)
-            return context.get_dummy_value()
-
-        i = INDEX
-        return types.void(c.dtype, a, i, b, i, c, i, i), generate
-
-    function: Callable[..., None] = multiply
-    return function
-
-
-products = _products()
-"""``products(factor, a, a0, b, b0, c, c0, width)`` writes c[c0 + j] = factor a[a0 + j] b[b0 + j] for j < ``width``."""
+    vec.along(width, body)
