@@ -34,9 +34,9 @@ from subjects import ceiling, children, work
 
 from pflcli.core.engine.engine import MODES
 
-PEERS = ("flower", "fluke", "apple")
+PEERS = ("flower", "fluke", "apple", "blazefl")
 
-_TOLERANCE = 0.01
+_TOLERANCE = 0.02
 """By how much models may differ, in the largest change of a parameter. Where a value lies on a corner of ReLU or of max
 pooling up to rounding, its gradient goes one way or the other: PyTorch's own steps then part from those in float64."""
 
@@ -71,6 +71,7 @@ def subjects(threads: int, names: list[str]) -> list[Subject]:
         Subject("flower", "flower", [spread, joined], "flwr"),
         Subject("fluke", "fluke", [joined, single], "fluke-fl"),
         Subject("apple", "apple", [spread, joined], "pfl"),
+        Subject("blazefl", "blazefl", [spread, joined], "blazefl"),
     ]
     return [subject for subject in listed if not names or subject.name in {"pfl", *names}]
 
@@ -245,11 +246,11 @@ def main() -> None:
     args = parser.parse_args()
     # So that a subject under way ends with this program.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    pythons = dict.fromkeys(("ours", "plain", "flower", "fluke", "apple"), sys.executable)
+    pythons = dict.fromkeys(("ours", "plain", *PEERS), sys.executable)
     for option in args.python:
         name, _, path = option.partition("=")
         if not path or name not in {*pythons, "peers"}:
-            parser.error(f"--python {option}: NAME is flower, fluke, apple, or peers for all three")
+            parser.error(f"--python {option}: NAME is one of {', '.join(PEERS)}, or peers for all")
         pythons |= dict.fromkeys(PEERS if name == "peers" else [name], path)
     results = []
     for model in args.models.split(","):
