@@ -310,21 +310,27 @@ def answer(atlas: Atlas) -> list[str]:
     )
     alone, fedavg = (atlas.column(atlas.table, name) for name in (ALONE, FEDAVG))
     tried = len(atlas.methods) - 1
-    shown = [
+    over_alone = [
         each.name
         for each, name in zip(measured, best, strict=True)
         if name != ALONE and each.gain(name, ALONE, tried)[1][0] > 0
     ]
     lines.append(
         f"**Training alone** with scikit-learn (`alone`) is ahead of FedAvg on {int((alone > fedavg).sum())} of {n} "
-        f"federations, and of every method on {best.count(ALONE)}. On {len(shown)} the best method is shown to be ahead"
-        + (f" ({', '.join(shown)})." if shown else ".")
+        f"federations, and of every method on {best.count(ALONE) or 'none'}. "
+        f"On {len(over_alone) or 'none'} the best method is shown to be ahead of it"
+        + (f" ({', '.join(over_alone)})." if over_alone else ".")
     )
     for shift in dict.fromkeys(shift for each in measured for shift in each.shift):
-        places = [place for place, each in enumerate(measured) if shift in each.shift]
-        order = np.argsort(atlas.regrets[places].mean(axis=0), kind="stable")
-        leading = [f"`{atlas.methods[place]}`" for place in order[:3]]
-        lines.append(f"**{_KINDS[shift].capitalize()}** ({_count(len(places)).lower()}): {', '.join(leading)}.")
+        of_shift = [each for each in measured if shift in each.shift]
+        count = f"{_count(len(of_shift)).lower()} federation{'s' * (len(of_shift) > 1)}"
+        leading = [name for name, _ in _list_leading(atlas, of_shift)]
+        ahead = {name: sum(_is_shown(name, each, tried) for each in of_shift) for name in leading}
+        shown = ", ".join(f"`{name}` on {number}" for name, number in ahead.items() if number)
+        named = ", ".join(f"`{name}`" for name in leading)
+        lines.append(
+            f"**{_KINDS[shift].capitalize()}** ({count}): {named}; shown to be ahead of FedAvg: {shown or 'none'}."
+        )
     for each in measured:
         if not each.shaped:
             placed = sorted(atlas.methods, key=lambda name: -each.accuracies[name])
@@ -336,6 +342,19 @@ def answer(atlas: Atlas) -> list[str]:
     return lines
 
 
+def _list_leading(atlas: Atlas, federations: Sequence[Federation]) -> list[tuple[str, float]]:
+    """Return the methods that are fewest points behind the best ones of federations, on average, and these points."""
+    mean = atlas.regrets[[atlas.measured.index(each) for each in federations]].mean(axis=0)
+    return [(atlas.methods[place], float(mean[place])) for place in np.argsort(mean, kind="stable")[:_LEADING]]
+
+
+def _is_shown(method: str, federation: Federation, tried: int) -> bool:
+    """Whether a method is shown to be ahead of FedAvg on a federation, as one of so many that were tried."""
+    return method != FEDAVG and federation.gain(method, FEDAVG, tried)[1][0] > 0
+
+
+_LEADING = 3
+"""So many methods are named for a kind of shift."""
 _COUNTS = (
     *("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight"),
     *("Nine", "Ten", "Eleven", "Twelve", "Thirteen", "Fourteen", "Fifteen"),
@@ -394,12 +413,11 @@ def _show_shifts(atlas: Atlas) -> list[str]:
     """Return for each kind of shift the methods with the smallest regret, and those of FedAvg and of training alone."""
     rows = [["shift", "federations", "first", "second", "third", f"`{FEDAVG}`", f"`{ALONE}`"]]
     for shift in dict.fromkeys(shift for each in atlas.measured for shift in each.shift):
-        places = [place for place, each in enumerate(atlas.measured) if shift in each.shift]
-        mean = atlas.regrets[places].mean(axis=0)
-        order = np.argsort(mean, kind="stable")
-        first = [f"`{atlas.methods[place]}` {mean[place]:.1f}" for place in order[:3]]
-        others = [f"{mean[atlas.methods.index(name)]:.1f}" for name in (FEDAVG, ALONE)]
-        rows.append([shift, ", ".join(atlas.measured[place].title for place in places), *first, *others])
+        of_shift = [each for each in atlas.measured if shift in each.shift]
+        leading = [f"`{name}` {behind:.1f}" for name, behind in _list_leading(atlas, of_shift)]
+        places = [atlas.measured.index(each) for each in of_shift]
+        others = [f"{atlas.column(atlas.regrets, name)[places].mean():.1f}" for name in (FEDAVG, ALONE)]
+        rows.append([shift, ", ".join(each.title for each in of_shift), *leading, *others])
     return ["Points behind the best method of each federation, on average.\n", fill.to_markdown(rows)]
 
 

@@ -227,12 +227,11 @@ def _count_firsts() -> tuple[Counter[str], int, str]:
 
 def list_evidence(found: atlas.Atlas) -> Iterator[str]:
     """Yield what README says: how methods rank, claims, and stored scores."""
-    if found.measured:
-        page = "[which method where](docs/atlas.md)"
-        first, second = atlas.answer(found)[:2] if atlas.has_ranks(found) else (*atlas.answer(found)[:1], "")
-        yield f"{first} ({page}: {len(found.measured)} of {len(found.federations)} federations)"
-        if second:
-            yield second
+    if atlas.has_ranks(found):
+        first, *others = atlas.answer(found)[:3]
+        measured = f"{len(found.measured)} of {len(found.federations)} federations"
+        yield f"{first} ([which method where](docs/atlas.md): {measured})"
+        yield from others
     else:
         yield from _list_stored()
     counts = fill.count_verdicts((fill.ROOT / "docs" / "claims.md").read_text(encoding="utf-8"), fill.ROOT / "docs")
@@ -244,11 +243,11 @@ def list_evidence(found: atlas.Atlas) -> Iterator[str]:
     }
     parts = ", ".join(f"{number} {verdict}" for verdict, number in totals.items())
     links = "[claims](docs/claims.md), [in detail](docs/claims-details.md)"
-    yield f"Of {sum(totals.values())} claims of four papers, repeated at a small size: {parts} ({links})."
     stored = {path.name.partition(".")[0] for path in fill.SCORES.glob("*.runs.csv*")}
     yield (
-        f"{len(stored)} [tables](docs/results.md) and sets of verdicts have their scores stored per client, from which "
-        "the tests compute them again ([every number defined](docs/measurement.md))."
+        f"Of {sum(totals.values())} claims of four papers, repeated at a small size: {parts} ({links}). {len(stored)} "
+        "[tables](docs/results.md) and sets of verdicts have their scores stored per client, from which the tests "
+        "compute them again ([every number defined](docs/measurement.md))."
     )
 
 

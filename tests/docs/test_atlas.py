@@ -118,7 +118,12 @@ def test_ranks_and_regrets_of_a_small_table(atlas, tmp_path):
         "`gaussian-head` costs least: 13.0 points behind the best method on average, and at worst 19.0 (two)" in lines
     )
     assert "is ahead of FedAvg on 2 of 3 federations, and of every method on 2." in lines
-    assert "On 1 the best method is shown to be ahead (three)" in lines
+    assert "On 1 the best method is shown to be ahead of it (three)" in lines
+    assert (
+        "**Different classes** (two federations): `alone`, `gaussian-head`, `fedavg`; "
+        "shown to be ahead of FedAvg: `alone` on 2, `gaussian-head` on 2."
+    ) in lines
+    assert "(one federation): `fedavg`, `gaussian-head`, `alone`; shown to be ahead of FedAvg: none." in lines
     assert "**Our own methods on three**, which shaped no default, are in the places `gaussian-head` 2 of 3" in lines
     page = atlas.write_page(found)
     assert "| `alone` | **70.0** | **80.0** | 50.0 |" in page
