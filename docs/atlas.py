@@ -334,10 +334,15 @@ def answer(atlas: Atlas) -> list[str]:
     for each in measured:
         if not each.shaped:
             placed = sorted(atlas.methods, key=lambda name: -each.accuracies[name])
-            places_of = [f"`{name}` {placed.index(name) + 1}" for name in atlas.own if name in placed]
+            own = [name for name in atlas.own if name in each.accuracies]
+            places_of = [f"`{name}` {placed.index(name) + 1}" for name in own if name in placed]
+            gains_of = {name: each.gain(name, FEDAVG)[1] for name in own}
+            ahead = ", ".join(f"`{name}`" for name, (low, _) in gains_of.items() if low > 0)
+            behind = ", ".join(f"`{name}`" for name, (_, high) in gains_of.items() if high < 0)
             lines.append(
                 f"**Our own methods on {each.name}**, which shaped no default, are in the places "
-                f"{', '.join(places_of)} of {len(placed)}."
+                f"{', '.join(places_of)} of {len(placed)}; shown to be ahead of FedAvg: {ahead or 'none'}; "
+                f"behind it: {behind or 'none'}."
             )
     return lines
 

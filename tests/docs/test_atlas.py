@@ -124,7 +124,10 @@ def test_ranks_and_regrets_of_a_small_table(atlas, tmp_path):
         "shown to be ahead of FedAvg: `alone` on 2, `gaussian-head` on 2."
     ) in lines
     assert "(one federation): `fedavg`, `gaussian-head`, `alone`; shown to be ahead of FedAvg: none." in lines
-    assert "**Our own methods on three**, which shaped no default, are in the places `gaussian-head` 2 of 3" in lines
+    assert (
+        "**Our own methods on three**, which shaped no default, are in the places `gaussian-head` 2 of 3; "
+        "shown to be ahead of FedAvg: none; behind it: `gaussian-head`."
+    ) in lines
     page = atlas.write_page(found)
     assert "| `alone` | **70.0** | **80.0** | 50.0 |" in page
     assert "| method | one* | two* | three |" in page
