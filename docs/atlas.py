@@ -78,12 +78,20 @@ class Federation:
         first = first[first["seed"] == first["seed"].iloc[0]]
         return len(first), int(first["n_test"].sum())
 
-    def gain(self, method: str, over: str, tried: int = 1) -> tuple[float, Interval]:
-        """Return the mean gain of a method over another in points, and its interval, corrected for ``tried`` methods.
+    def list_marked(self, *columns: str) -> set[str]:
+        """Return the methods with a run that one of these columns of the scores marks."""
+        assert self.runs is not None
+        marks = [self.runs[name] == 1 for name in columns if name in self.runs]
+        return {*self.runs.loc[np.any(marks, axis=0), "method"]} if marks else set()
+
+    def gain(self, method: str, over: str, *, joint: bool = False) -> tuple[float, Interval]:
+        """Return the mean gain of a method over another in points, and its interval, ``joint`` for all methods.
 
         It is that of ``pfl compare``, paired by client, over the seeds that both have; a client has the same number
         under every seed.
         """
+        references = self.list_marked("reference")
+        apart = self.list_marked("reference", "repeats_baseline") if over == FEDAVG else set()
         assert self.clients is not None
         differences, samples, clients = [], [], []
         means: dict[str, list[float]] = {}
@@ -95,14 +103,15 @@ class Federation:
             differences.append((scores[method] - scores[over]).to_numpy(float))
             samples.append(n)
             clients.append(scores.index.to_numpy())
-            for name in scores:
+            for name in scores.columns:
                 means.setdefault(str(name), []).append(float(np.average(scores[name] - scores[over], weights=n)))
-        pool = gains.share_variance(means)
-        shared = None if pool is None else pool.of_difference(method, over)
+        pool = gains.share_variance({name: values for name, values in means.items() if name not in apart})
+        shared = None if pool is None or method in apart else pool.of_difference(method, over)
         estimate = gains.mean_gain(differences, samples, clients, shared)
         if estimate is None:
             return 100 * means[method][0], (-100.0, 100.0)
-        low, high = estimate.interval_at(1 - (1 - _LEVEL) / tried)
+        compared = len({*self.accuracies} - references - {FEDAVG}) if joint else 1
+        low, high = estimate.interval_at(1 - (1 - _LEVEL) / compared)
         return 100 * estimate.mean, (100 * low, 100 * high)
 
 
@@ -309,11 +318,10 @@ def answer(atlas: Atlas) -> list[str]:
         f"on average, and at worst {atlas.column(atlas.regrets, least)[worst]:.1f} ({measured[worst].name})."
     )
     alone, fedavg = (atlas.column(atlas.table, name) for name in (ALONE, FEDAVG))
-    tried = len(atlas.methods) - 1
     over_alone = [
         each.name
         for each, name in zip(measured, best, strict=True)
-        if name != ALONE and each.gain(name, ALONE, tried)[1][0] > 0
+        if name != ALONE and each.gain(name, ALONE, joint=True)[1][0] > 0
     ]
     lines.append(
         f"**Training alone** with scikit-learn (`alone`) is ahead of FedAvg on {int((alone > fedavg).sum())} of {n} "
@@ -325,7 +333,7 @@ def answer(atlas: Atlas) -> list[str]:
         of_shift = [each for each in measured if shift in each.shift]
         count = f"{_count(len(of_shift)).lower()} federation{'s' * (len(of_shift) > 1)}"
         leading = [name for name, _ in _list_leading(atlas, of_shift)]
-        ahead = {name: sum(_is_shown(name, each, tried) for each in of_shift) for name in leading}
+        ahead = {name: sum(_is_shown(name, each) for each in of_shift) for name in leading}
         shown = ", ".join(f"`{name}` on {number}" for name, number in ahead.items() if number)
         named = ", ".join(f"`{name}`" for name in leading)
         lines.append(
@@ -353,9 +361,9 @@ def _list_leading(atlas: Atlas, federations: Sequence[Federation]) -> list[tuple
     return [(atlas.methods[place], float(mean[place])) for place in np.argsort(mean, kind="stable")[:_LEADING]]
 
 
-def _is_shown(method: str, federation: Federation, tried: int) -> bool:
-    """Whether a method is shown to be ahead of FedAvg on a federation, as one of so many that were tried."""
-    return method != FEDAVG and federation.gain(method, FEDAVG, tried)[1][0] > 0
+def _is_shown(method: str, federation: Federation) -> bool:
+    """Whether a method is shown to be ahead of FedAvg on a federation, as one of all that are compared."""
+    return method != FEDAVG and federation.gain(method, FEDAVG, joint=True)[1][0] > 0
 
 
 _LEADING = 3

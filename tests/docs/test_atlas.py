@@ -176,6 +176,16 @@ def test_gain_is_over_the_seeds_that_both_methods_have(atlas, tmp_path):
     assert found.gain("alone", "fedavg") == (pytest.approx(20), pytest.approx((20, 20)))
 
 
+def test_gains_are_those_of_the_tables_of_pfl_compare(atlas):
+    """Each table has the intervals that hold together, and those over training alone are for the same methods."""
+    for federation in atlas.Atlas.read().measured:
+        table = pd.read_csv(RESULTS / f"atlas-{federation.name}.csv").set_index("method")["gain (points)"]
+        for name in {*table.index} & {*federation.accuracies} - {"fedavg"}:
+            gain, interval = federation.gain(name, "fedavg", joint=True)
+            shown = [float(number) for number in re.findall(r"[-+]?[\d.]+", table[name])]
+            assert [gain, *interval] == pytest.approx(shown, abs=0.051), (federation.name, name)
+
+
 def test_scores_without_a_method_are_refused(atlas, tmp_path):
     path = write_scores(tmp_path, ["one"])
     runs = tmp_path / "scores" / "atlas-one.runs.csv"
