@@ -33,6 +33,7 @@ from pflcli.evaluation.metrics import gains
 TABLE = fill.RESULTS / "atlas.toml"
 PAGE = fill.ROOT / "docs" / "atlas.md"
 PICTURE = fill.ROOT / "docs" / "pictures" / "atlas.svg"
+RANKS = fill.RESULTS / "ranks-atlas.csv"
 WRITTEN = "<!-- written by docs/atlas.py, which a test compares with this page -->\n"
 ALONE, FEDAVG = "alone", "fedavg"
 _LEVEL = 0.95
@@ -249,11 +250,12 @@ def list_cliques(means: Sequence[float], difference: float) -> list[Interval]:
 
 
 def write_files() -> dict[Path, str]:
-    """Return the page, and its picture if at least two sources are measured."""
+    """Return the page, and the picture and the table of its ranks if at least two sources are measured."""
     atlas = Atlas.read()
     files = {PAGE: write_page(atlas)}
     if has_ranks(atlas):
         files[PICTURE] = vega.render(draw_ranks(atlas), "svg").decode()
+        files[RANKS] = fill.to_csv(list_ranks(atlas))
     return files
 
 
@@ -400,8 +402,8 @@ def _show_table(atlas: Atlas) -> list[str]:
     return [note + "\n", fill.to_markdown(rows)]
 
 
-def _show_ranks(atlas: Atlas) -> list[str]:
-    """Return the diagram of ranks, and the table of ranks and regrets with their intervals."""
+def list_ranks(atlas: Atlas) -> list[list[str]]:
+    """Return the rows of ranks and regrets with their intervals, the best method first."""
     rows = [["method", "mean rank", "95 %", "points behind the best", "95 %", "at worst"]]
     for name in atlas.by_rank:
         mean, interval = _rank_interval(atlas, name)
@@ -410,6 +412,11 @@ def _show_ranks(atlas: Atlas) -> list[str]:
         worst = f"{atlas.column(atlas.regrets, name)[most]:.1f} ({atlas.measured[most].name})"
         low = None if reach is None else (max(0.0, reach[0]), reach[1])
         rows.append([name, f"{mean:.1f}", _bounds(interval), f"{regret:.1f}", _bounds(low), worst])
+    return rows
+
+
+def _show_ranks(atlas: Atlas) -> list[str]:
+    """Return the diagram of ranks, and the table of ranks and regrets."""
     sources = len({*atlas.sources})
     p = friedman(atlas.ranks, atlas.sources)
     text = (
@@ -419,7 +426,7 @@ def _show_ranks(atlas: Atlas) -> list[str]:
         f"([Demšar, 2006](https://jmlr.org/papers/v7/demsar06a.html)). That all are alike has p = {p:.4f} by "
         "Friedman's statistic, with methods permuted within sources. Intervals are over federations.\n"
     )
-    return [text, fill.to_markdown(rows)]
+    return [text, fill.to_markdown(list_ranks(atlas)), f"\nCSV: [ranks-atlas](results/{RANKS.name})"]
 
 
 def _show_shifts(atlas: Atlas) -> list[str]:

@@ -230,7 +230,7 @@ def list_evidence(found: atlas.Atlas) -> Iterator[str]:
     if atlas.has_ranks(found):
         first, *others = atlas.answer(found)[:3]
         measured = f"{len(found.measured)} of {len(found.federations)} federations"
-        yield f"{first} ([which method where](docs/atlas.md): {measured})"
+        yield f"{first} ([which method where](docs/atlas.md), [ranks](docs/results/{atlas.RANKS.name}): {measured})"
         yield from others
     else:
         yield from _list_stored()

@@ -96,10 +96,9 @@ def run_commands(word: str) -> list[str]:
 
 def store_table(name: str, table: Rows, folder: Path = RESULTS) -> None:
     """Store a table; rows of verdicts that were not judged again stay."""
-    text, path = io.StringIO(), folder / f"{name}.csv"
+    path = folder / f"{name}.csv"
     rows = keep_rows(read(path), table) if name.startswith("verdicts-") and path.exists() else table
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    path.write_text(text.getvalue(), encoding="utf-8")
+    path.write_text(to_csv(rows), encoding="utf-8")
 
 
 def store_scores(name: str, artifact: Path, folder: Path = SCORES) -> bool:
@@ -117,9 +116,7 @@ def store_scores(name: str, artifact: Path, folder: Path = SCORES) -> bool:
             if old.exists() and name.startswith("verdicts-"):
                 rows = keep_rows(read(old), rows)
             old.unlink(missing_ok=True)
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(rows)
-        content = text.getvalue().encode()
+        content = to_csv(rows).encode()
         if len(content) > _MAX_PLAIN:
             packed.write_bytes(gzip.compress(content, mtime=0))
         else:
@@ -301,6 +298,13 @@ def _choose(table: Rows, names: list[str], columns: list[str]) -> Rows:
     places = [0, *(heading.index(column) for column in columns or heading[1:])]
     chosen = [row for name in names for row in rows if row[0] == name] if names else rows
     return [[row[place] for place in places] for row in [heading, *chosen]]
+
+
+def to_csv(rows: Rows) -> str:
+    """Return rows as the text of a CSV file."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def to_markdown(rows: Rows) -> str:

@@ -197,9 +197,10 @@ def test_scores_without_a_method_are_refused(atlas, tmp_path):
 # The page.
 
 
-def test_page_is_up_to_date(atlas):
-    text = atlas.write_files()[atlas.PAGE]
-    assert atlas.PAGE.read_text(encoding="utf-8") == text, "run python docs/reference.py"
+def test_page_and_table_are_up_to_date(atlas):
+    files = atlas.write_files()
+    for path in (atlas.PAGE, *({atlas.RANKS} & {*files})):
+        assert path.read_text(encoding="utf-8") == files[path], "run python docs/reference.py"
 
 
 def test_picture_shows_the_ranks_of_now(atlas):
