@@ -148,5 +148,7 @@ if __name__ == "__main__":
     import cards
     import evidence
 
-    for path, text in {**write_files(), **cards.write_files(), **atlas.write_files(), **evidence.write_files()}.items():
-        path.write_text(text, encoding="utf-8")
+    # Cards and evidence read the table that the atlas writes.
+    for write in (write_files, atlas.write_files, cards.write_files, evidence.write_files):
+        for path, text in write().items():
+            path.write_text(text, encoding="utf-8")
