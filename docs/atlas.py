@@ -310,7 +310,7 @@ def answer(atlas: Atlas) -> list[str]:
         lines.append(
             (f"**No method is best everywhere**: {many} are best somewhere. " if many > 1 else "")
             + f"`{first}` has the best mean rank over {n} federations, {means.min():.1f} of {len(atlas.methods)} "
-            f"{_bounds(reach)}. It is shown to be ahead of {apart} of the {others} others."
+            f"{_bounds(reach)}. It is shown to be ahead of {apart or 'none'} of the {others} others."
         )
     regrets = atlas.regrets.mean(axis=0)
     least = atlas.methods[int(regrets.argmin())]

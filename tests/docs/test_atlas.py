@@ -113,7 +113,7 @@ def test_ranks_and_regrets_of_a_small_table(atlas, tmp_path):
     assert found.measured[0].gain("alone", "fedavg") == (pytest.approx(20), pytest.approx((20, 20)))
     lines = " ".join(atlas.answer(found))
     assert "2 are best somewhere. `alone` has the best mean rank over 3 federations, 1.7 of 3 [1.0, 3.0]. " in lines
-    assert "It is shown to be ahead of 0 of the 2 others." in lines
+    assert "It is shown to be ahead of none of the 2 others." in lines
     assert (
         "`gaussian-head` costs least: 13.0 points behind the best method on average, and at worst 19.0 (two)" in lines
     )
@@ -177,7 +177,7 @@ def test_gain_is_over_the_seeds_that_both_methods_have(atlas, tmp_path):
 
 
 def test_gains_are_those_of_the_tables_of_pfl_compare(atlas):
-    """Each table has the intervals that hold together, and those over training alone are for the same methods."""
+    """Tables have the intervals that hold for all methods together."""
     for federation in atlas.Atlas.read().measured:
         table = pd.read_csv(RESULTS / f"atlas-{federation.name}.csv").set_index("method")["gain (points)"]
         for name in {*table.index} & {*federation.accuracies} - {"fedavg"}:
