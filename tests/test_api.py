@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import inspect
 import pkgutil
@@ -17,6 +18,7 @@ from pflcli import build_datastore, compare, evaluate, import_data, partition, p
 from pflcli.core import plugins, registry
 from pflcli.core.errors import PflError, UsageError
 from pflcli.core.settings import Settings
+from pflcli.core.simulation import simulate as simulation
 from pflcli.options.declaration import Options, declared_options
 
 OWN = [path.stem for path in sorted((ROOT / "commands").glob("[!_]*.py")) if path.stem in pflcli.__all__]
@@ -58,6 +60,19 @@ def test_no_name_of_the_package_is_listed_twice_or_is_also_a_module():
 def test_unknown_attribute_of_the_package_is_an_attribute_error():
     with pytest.raises(AttributeError, match="'pflcli' has no attribute 'personalise'"):
         _ = pflcli.personalise
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_importing_a_name_leaves_garbage_collection_as_it_was(monkeypatch, collects):
+    seen = []
+    monkeypatch.delitem(pflcli.__dict__, "simulate", raising=False)
+    monkeypatch.setattr(pflcli.importlib, "import_module", lambda name: seen.append(gc.isenabled()) or simulation)
+    (gc.enable if collects else gc.disable)()
+    try:
+        assert pflcli.simulate is simulation.simulate
+        assert (seen, gc.isenabled()) == ([False], collects)
+    finally:
+        gc.enable()
 
 
 def test_table_is_a_data_frame_with_one_row_per_method(small):
