@@ -273,8 +273,8 @@ def write_page(atlas: Atlas) -> str:
         WRITTEN,
         f"{_count(len(atlas.methods))} methods on {_count(every).lower()} federations, each tuned by at most eight "
         "trials on validation samples, trained to the end, and run with three seeds of initial weights and training on "
-        f"one partition, by `bash examples/atlas.sh`. **Measured so far: {len(measured)} of {every}**"
-        + (f"; missing: {', '.join(missing)}.\n" if missing else ".\n"),
+        "one partition, by `bash examples/atlas.sh`."
+        + (f" **Measured so far: {len(measured)} of {every}**; missing: {', '.join(missing)}.\n" if missing else "\n"),
     ]
     if measured:
         parts += [
@@ -309,15 +309,17 @@ def answer(atlas: Atlas) -> list[str]:
         many = len({*best})
         lines.append(
             (f"**No method is best everywhere**: {many} are best somewhere. " if many > 1 else "")
-            + f"`{first}` has the best mean rank over {n} federations, {means.min():.1f} of {len(atlas.methods)} "
+            + f"{_show_name(atlas, first)} has the best mean rank over {n} federations, {means.min():.1f} of "
+            f"{len(atlas.methods)} "
             f"{_bounds(reach)}. It is shown to be ahead of {apart or 'none'} of the {others} others."
         )
     regrets = atlas.regrets.mean(axis=0)
     least = atlas.methods[int(regrets.argmin())]
     worst = int(atlas.column(atlas.regrets, least).argmax())
     lines.append(
-        f"**If you always take one method**, `{least}` costs least: {regrets.min():.1f} points behind the best method "
-        f"on average, and at worst {atlas.column(atlas.regrets, least)[worst]:.1f} ({measured[worst].name})."
+        f"**If you always take one method**, {_show_name(atlas, least)} costs least: {regrets.min():.1f} points behind "
+        f"the best method on average, and at worst {atlas.column(atlas.regrets, least)[worst]:.1f} "
+        f"({measured[worst].name})."
     )
     alone, fedavg = (atlas.column(atlas.table, name) for name in (ALONE, FEDAVG))
     over_alone = [
@@ -355,6 +357,11 @@ def answer(atlas: Atlas) -> list[str]:
                 f"behind it: {behind or 'none'}."
             )
     return lines
+
+
+def _show_name(atlas: Atlas, method: str) -> str:
+    """Return the name of a method, with a mark of our own ones."""
+    return f"`{method}`{' (our own)' if method in atlas.own else ''}"
 
 
 def _list_leading(atlas: Atlas, federations: Sequence[Federation]) -> list[tuple[str, float]]:

@@ -229,8 +229,9 @@ def list_evidence(found: atlas.Atlas) -> Iterator[str]:
     """Yield what README says: how methods rank, claims, and stored scores."""
     if atlas.has_ranks(found):
         first, *others = atlas.answer(found)[:3]
-        measured = f"{len(found.measured)} of {len(found.federations)} federations"
-        yield f"{first} ([which method where](docs/atlas.md), [ranks](docs/results/{atlas.RANKS.name}): {measured})"
+        count, every = len(found.measured), len(found.federations)
+        measured = f": {count} of {every} federations" if count < every else ""
+        yield f"{first} ([which method where](docs/atlas.md), [ranks](docs/results/{atlas.RANKS.name}){measured})"
         yield from others
     else:
         yield from _list_stored()

@@ -115,7 +115,8 @@ def test_ranks_and_regrets_of_a_small_table(atlas, tmp_path):
     assert "2 are best somewhere. `alone` has the best mean rank over 3 federations, 1.7 of 3 [1.0, 3.0]. " in lines
     assert "It is shown to be ahead of none of the 2 others." in lines
     assert (
-        "`gaussian-head` costs least: 13.0 points behind the best method on average, and at worst 19.0 (two)" in lines
+        "`gaussian-head` (our own) costs least: 13.0 points behind the best method on average, and at worst 19.0 (two)"
+        in lines
     )
     assert "is ahead of FedAvg on 2 of 3 federations, and of every method on 2." in lines
     assert "On 1 the best method is shown to be ahead of it (three)" in lines
@@ -129,6 +130,7 @@ def test_ranks_and_regrets_of_a_small_table(atlas, tmp_path):
         "shown to be ahead of FedAvg: none; behind it: `gaussian-head`."
     ) in lines
     page = atlas.write_page(found)
+    assert "Measured so far" not in page
     assert "| `alone` | **70.0** | **80.0** | 50.0 |" in page
     assert "| method | one* | two* | three |" in page
     assert "| labels | one*, two* | `alone` 0.0 | `gaussian-head` 14.5 | `fedavg` 20.0 | 20.0 | 0.0 |" in page
