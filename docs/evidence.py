@@ -2,8 +2,8 @@
 
     python docs/reference.py
 
-It stands between ``<!-- evidence -->`` and ``<!-- end -->``. How clients differ is read from the tables of the atlas
-(examples/atlas.sh) as soon as it has one of that kind of shift, until then from older tables.
+It stands between ``<!-- evidence -->`` and ``<!-- end -->``. Rows on how clients differ come from the tables of the
+atlas (examples/atlas.sh).
 """
 
 from __future__ import annotations
@@ -72,16 +72,6 @@ _OTHERS = {"oracle", "local", "alone", "pooled", "alone-pooled", "constant", "st
 """Rows that are no methods to choose."""
 _WRITERS = Table("all-methods-writers", "digits of 60 writers")
 _FASHION = Table("all-methods-fashion-mnist", "Fashion-MNIST, Dirichlet 0.1")
-_STORED = {
-    "labels": [_FASHION],
-    "features": [_WRITERS, Table("panm-accuracy", "MNIST, four rotations", "MNIST, 4 rotations")],
-    "concept": [Table("panm-accuracy", "MNIST, four permutations of the labels", "MNIST, 4 permutations")],
-    "few samples": [
-        Table("knn-peers-parts-emnist", "EMNIST, 5 training samples a client"),
-        Table("knn-peers-parts-relabelled", "MNIST, four permutations of the labels, 15 training samples a client"),
-    ],
-}
-"""Older tables by kind of shift."""
 _CLIENTS = {
     "labels": "have **different classes**",
     "features": "have the **same classes in different forms**",
@@ -109,12 +99,11 @@ def put(page: str, text: str) -> str:
 
 
 def list_tables(found: atlas.Atlas) -> dict[str, list[Table]]:
-    """Return the tables of each kind of shift: those of the atlas, or older ones where it has none yet."""
-    tables: dict[str, list[Table]] = {}
-    for shift in _CLIENTS:
-        measured = [Table(f"atlas-{each.name}", each.about) for each in found.measured if shift in each.shift]
-        tables[shift] = measured or _STORED.get(shift, [])
-    return tables
+    """Return the tables of the atlas for each kind of shift."""
+    return {
+        shift: [Table(f"atlas-{each.name}", each.about) for each in found.measured if shift in each.shift]
+        for shift in _CLIENTS
+    }
 
 
 def choose(tables: Mapping[str, Sequence[Table]]) -> str:
@@ -227,14 +216,11 @@ def _count_firsts() -> tuple[Counter[str], int, str]:
 
 def list_evidence(found: atlas.Atlas) -> Iterator[str]:
     """Yield what README says: how methods rank, claims, and stored scores."""
-    if atlas.has_ranks(found):
-        first, *others = atlas.answer(found)[:3]
-        count, every = len(found.measured), len(found.federations)
-        measured = f": {count} of {every} federations" if count < every else ""
-        yield f"{first} ([which method where](docs/atlas.md), [ranks](docs/results/{atlas.RANKS.name}){measured})"
-        yield from others
-    else:
-        yield from _list_stored()
+    first, *others = atlas.answer(found)[:3]
+    count, every = len(found.measured), len(found.federations)
+    measured = f": {count} of {every} federations" if count < every else ""
+    yield f"{first} ([which method where](docs/atlas.md), [ranks](docs/results/{atlas.RANKS.name}){measured})"
+    yield from others
     counts = fill.count_verdicts((fill.ROOT / "docs" / "claims.md").read_text(encoding="utf-8"), fill.ROOT / "docs")
     heading, *sections = counts
     totals = {
@@ -250,29 +236,3 @@ def list_evidence(found: atlas.Atlas) -> Iterator[str]:
         "[tables](docs/results.md) and sets of verdicts have their scores stored per client, from which the tests "
         "compute them again ([every number defined](docs/measurement.md))."
     )
-
-
-def _list_stored() -> Iterator[str]:
-    """Yield what older tables say, until the atlas has scores."""
-    writers, fashion = _WRITERS.rows, _FASHION.rows
-    ahead = [name for name in _WRITERS.ranked if name != atlas.FEDAVG and _bounds(writers[name])[0] > 0]
-    best = _WRITERS.ranked[0]
-    yield (
-        f"No method is best everywhere. On 60 writers, trained to the end, {len(ahead) or 'none'} of "
-        f"{len(_WRITERS.ranked) - 1} methods {'are' if len(ahead) > 1 else 'is'} shown to gain over FedAvg "
-        f"(the best: `{best}`, {writers[best]['gain (points)']}), and training alone has "
-        f"{writers['local']['gain (points)']} ({_WRITERS.link('docs/results')})."
-    )
-    best, alone = _FASHION.ranked[0], atlas.ALONE
-    above = sum(_FASHION.number(name) > _FASHION.number(alone) for name in _FASHION.ranked)
-    yield (
-        "Where a client has two or three classes, personalization pays, but most of the gain is reached alone: "
-        f"`{best}` has {fashion[best]['gain (points)']} over FedAvg, `{alone}` {fashion[alone]['gain (points)']}, and "
-        f"{above} of {len(_FASHION.ranked) - 1} methods are above that ({_FASHION.link('docs/results')})."
-    )
-
-
-def _bounds(row: Mapping[str, str]) -> tuple[float, float]:
-    """Return the interval of the gain in a row."""
-    _, low, high = (float(number) for number in _NUMBER.findall(row["gain (points)"]))
-    return low, high
