@@ -119,11 +119,8 @@ def __getattr__(name: str) -> Any:
     try:
         home = importlib.import_module(f"pflcli.{module}")
     finally:
-        if collects:
-            gc.enable()
-    value = getattr(home, name, home)  # the commands of a group are a module
-    globals()[name] = value
-    return value
+        (gc.enable if collects else gc.disable)()
+    return globals().setdefault(name, getattr(home, name, home))  # the commands of a group are a module
 
 
 def __dir__() -> list[str]:

@@ -22,15 +22,12 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130
 """The exit code of a process that SIGINT ends, as shells report it."""
 
-_GC_THRESHOLD = 500_000
-"""Threshold of the garbage collector, above the number of objects that imports create, none of which can be freed."""
-
 
 def run() -> None:
     """Run the process ``pfl``: an interruption ends it at once, without waiting for threads that train clients."""
     _open_closed_streams()
     sys.unraisablehook = _raise_again
-    gc.set_threshold(_GC_THRESHOLD)  # with the default, collections take a third of the time to import PyTorch
+    gc.set_threshold(500_000)  # more than imports create: collections would take a third of the time to import PyTorch
     try:
         main()
     except SystemExit as end:
@@ -100,8 +97,7 @@ def main(args: list[str] | None = None) -> None:
     except (KeyboardInterrupt, Abort):
         code = _report_interruption(arguments)
     except typer_exception as error:
-        # Without arguments Typer has printed the help, and the message is empty.
-        if error.format_message():
+        if error.format_message():  # empty without arguments, where Typer has printed the help
             console.fail(*_usage(error))
         code = error.exit_code
     except (BrokenPipeError, SystemExit) as end:
