@@ -184,27 +184,27 @@ def _describe_options(options: list[dict[str, str]], grid: Any) -> str:
 
 
 def _list_results(name: str) -> Iterator[str]:
-    """Yield the rows that stored tables have of a method and its variants: of comparisons, then of each other table."""
+    """Yield the tables of what stored tables have of a method and its variants: of comparisons, then of all others."""
     compared: dict[tuple[str, ...], Rows] = {}
-    others: list[str] = []
+    others: Rows = []
     for path in sorted(fill.RESULTS.glob("*.csv")):
         heading, *rows = fill.read(path)
         own = [cells for cells in rows if cells[0].partition("@")[0] == name]
-        if heading[0] != "method" or not own or path.stem.startswith(_COSTS):
+        if heading[0] != "method" or path.stem.startswith(_COSTS):
             continue
         link = f"[{path.stem}]({_RESULTS}/{path.name})"
-        if short := next((columns for columns in _SHORT if columns[0] in heading), None):
-            shown = [dict(zip(heading, cells, strict=True)) for cells in own]
-            compared.setdefault(short, []).extend(
-                [link, f"`{row['method']}`", *(row.get(key) or "-" for key in short)] for row in shown
-            )
-        else:  # mostly wide: a line per column
-            turned = [[title, *cells] for title, *cells in zip(heading, *own, strict=True)]
-            turned[0] = ["", *(f"`{cell}`" for cell in turned[0][1:])]
-            others.append(f"{link}:\n\n{fill.to_markdown([[_escape(cell) for cell in row] for row in turned])}")
+        short = next((columns for columns in _SHORT if columns[0] in heading), None)
+        for method, *cells in own:
+            row = dict(zip(heading[1:], cells, strict=True))
+            if short:
+                compared.setdefault(short, []).append([link, f"`{method}`", *(row.get(key) or "-" for key in short)])
+            else:  # has columns of its own
+                shown = (f"{of}: {cell}" for of, cell in zip(heading[1:], cells, strict=True) if cell)
+                others.append([link, f"`{method}`", _escape("; ".join(shown))])
     for short in filter(compared.get, _SHORT):
         yield fill.to_markdown([["table", "method", *short], *compared[short]])
-    yield from others
+    if others:
+        yield fill.to_markdown([["table", "method", "results"], *others])
 
 
 def _write_calls() -> str:
