@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.core.engine.gradients import Outputs, Pass, differentiate_loss
+from pflcli.core.engine.gradients import Outputs, Pass, StackedBatch, differentiate_loss
 from pflcli.core.engine.linear_chain import ChainNetwork, Layer
 from pflcli.core.engine.optimizer import Optimizer
 from pflcli.core.engine.tasks import Task
@@ -59,7 +59,7 @@ def forward_one(layers: Array, parameters: Arrays, client: int, x: Array, at: in
 
 @compiled
 def lowest_trained_layer(trained: Array) -> int:
-    """Return the index of the lowest_trained_layer layer that has ``trained`` parameters, see ``take_steps``."""
+    """Return the index of the lowest layer that has ``trained`` parameters, see ``take_steps``."""
     index = 0
     while 2 * index < len(trained) and not (trained[2 * index] or trained[2 * index + 1]):
         index += 1
@@ -153,27 +153,15 @@ def backward_stack(
     ``z`` those by the inputs of the layer ``body``, or empty; both are flattened. ``move`` is the anchor, the part of
     the way to it (a,), the drift, and the rate (a,), see ``take_steps``.
     """
-    classes, (anchor, part, drift, rate) = layers[-1, 1], move
+    classes, last, (anchor, part, drift, rate) = layers[-1, 1], lowest_trained_layer(trained), move
     grads = np.empty((len(layers), values.shape[1] // len(part)), x.dtype)
     for client in range(len(part)):
         at, count = client * n, count_samples(weight, client, n)
         own = logits[at * classes : (at + count) * classes]
         for i in range(len(own)):
             grads[-1, i] = own[i]
-        backward_one(
-            layers,
-            parameters,
-            client,
-            (x, at, count),
-            values,
-            grads,
-            (body, z),
-            lowest_trained_layer(trained),
-            trained,
-            (anchor, part[client], drift, rate[client]),
-            targets,
-            adds,
-        )
+        samples, step = (x, at, count), (anchor, part[client], drift, rate[client])
+        backward_one(layers, parameters, client, samples, values, grads, (body, z), last, trained, step, targets, adds)
 
 
 @compiled
@@ -204,24 +192,15 @@ def take_steps(
     for layer in layers:
         width = max(width, x.shape[1] * layer[1])
     values, grads = np.empty((len(layers), width), x.dtype), np.empty((len(layers), width), x.dtype)
+    last = lowest_trained_layer(trained)
     for s in range(len(place)):
         client, samples, n = place[s], x[s].reshape(-1), count_samples(weight, s, x.shape[1])
         forward_one(layers, parameters, client, samples, 0, n, values)
         logits, by_logits = values[-1, : n * classes].reshape(n, classes), grads[-1, : n * classes].reshape(n, classes)
         losses[s] = mean_loss(loss[0], loss[1], logits, y[s], weight[s], -rate[s], by_logits)
+        step = anchor, part[s], drift, rate[s]
         backward_one(
-            layers,
-            parameters,
-            client,
-            (samples, 0, n),
-            values,
-            grads,
-            (-1, no_z),
-            lowest_trained_layer(trained),
-            trained,
-            (anchor, part[s], drift, rate[s]),
-            targets,
-            True,
+            layers, parameters, client, (samples, 0, n), values, grads, (-1, no_z), last, trained, step, targets, True
         )
 
 
@@ -351,23 +330,36 @@ class CompiledChainNetwork(ChainNetwork):
             self._backward(outputs, by_logits, by_z, self.trained, moved, move)
             optimizer.add(read)
             return losses
-        x, y, weight = (value.contiguous().numpy() for value in (batch.x.flatten(2), batch.y, batch.weight))
         scaled = rates if each.scale is None else rates * each.scale.numpy()
-        samples, by_client = (np.arange(len(x)), x, scale_labels(batch.task, y), weight, scaled), np.empty(len(x))
-        own, targets = layer_arrays(self._chain, each.at), layer_arrays(self._chain, moved)
-        take_steps(
-            self._table(each.at),
-            own,
-            targets,
-            self._own,
-            anchor,
-            drift,
-            part,
-            samples,
-            find_loss(batch.task),
-            by_client,
+        return self._take(each.at, moved, batch, (anchor, part, drift, scaled))
+
+    def descend(
+        self,
+        models: Stacked,
+        batch: StackedBatch,
+        *,
+        rate: float,
+        count: int = 1,
+        anchor: Stacked | None = None,
+        lam: float = 0.0,
+    ) -> None:
+        """Take all steps of a client before those of the next one, see ``StackedNetwork``."""
+        part, rates = (_rates(value, len(batch.x)) for value in (rate * lam, rate))
+        self._take(models, models, batch, (layer_arrays(self._chain, anchor or {}), part, self._none, rates), count)
+
+    def _take(self, at: Stacked, moved: Stacked, batch: StackedBatch, move: _Move, count: int = 1) -> Tensor:
+        """Move the models ``moved`` along gradients at ``at`` and by ``move``; return the losses (a count,)."""
+        anchor, part, drift, rates = move
+        numbers = batch.x.flatten(2), batch.y, batch.weight
+        x, y, weight, part, rates, places = (
+            np.repeat(value, count, axis=0)
+            for value in (*(each.contiguous().numpy() for each in numbers), part, rates, np.arange(len(batch.x)))
         )
-        return torch.from_numpy(by_client)
+        models = self._table(at), layer_arrays(self._chain, at), layer_arrays(self._chain, moved), self._own
+        losses = np.empty(len(places))
+        samples = places, x, scale_labels(batch.task, y), weight, rates
+        take_steps(*models, anchor, drift, part, samples, find_loss(batch.task), losses)
+        return torch.from_numpy(losses)
 
     def _move(self, each: Pass, optimizer: Optimizer, rates: NDArray[np.float32]) -> _Move:
         """Return the part of a plain step that is not a gradient, see ``take_steps``."""
