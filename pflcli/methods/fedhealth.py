@@ -159,12 +159,14 @@ def _losses(logits: Tensor, z: Tensor, params: Mapping[str, Tensor], batch: Stac
     """Return the cross-entropy of the own samples plus ``weight`` times the CORAL loss of both covariances."""
     count = len(batch.shared["public"])
     own = replace(batch, y=batch.y[:, count:], weight=batch.weight[:, count:])
-    apart = _covariance(z[:, count:], own.weight) - _covariance(z[:, :count], batch.weight[:, :count])
-    coral = apart.square().sum(dim=(1, 2)) / (4 * z.shape[2] ** 2)
+    centred = torch.cat([_centre(z[:, :count], batch.weight[:, :count]), _centre(z[:, count:], own.weight)], dim=1)
+    signed = torch.cat([-batch.weight[:, :count], own.weight], dim=1)
+    # |sum_i s_i c_i c_i'|^2 = sum_ij s_i s_j (c_i' c_j)^2 needs no tensors of d x d
+    apart = signed[:, None] @ (centred @ centred.mT).square() @ signed[..., None]
+    coral = apart[:, 0, 0] / (4 * z.shape[2] ** 2)
     return own.loss(logits[:, count:]) + batch.shared["weight"] * coral
 
 
-def _covariance(z: Tensor, weight: Tensor) -> Tensor:
-    """Return the covariances (a, d, d) of features (a, n, d) with weights (a, n) that add up to one."""
-    centred = z - weight[:, None] @ z
-    return (weight[..., None] * centred).mT @ centred
+def _centre(z: Tensor, weight: Tensor) -> Tensor:
+    """Return features (a, n, d) minus their means with weights (a, n) that add up to one."""
+    return z - weight[:, None] @ z
