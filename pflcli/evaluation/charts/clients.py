@@ -129,7 +129,7 @@ def ranked_lines(
         rows += [{"method": label, "share": share[i], "score": values[i]} for i in places]
     return {
         **vega.data(rows),
-        "mark": {"type": "line", "clip": True},
+        "mark": "line",
         "encoding": {
             **rank_axes([row["score"] for row in rows], metric),
             "color": vega.method_colour(methods, baseline, legend),
