@@ -491,7 +491,7 @@ def list_limits(atlas: Atlas) -> list[str]:
         f"{_count(len(atlas.federations))} federations of {len(sources)} sources were chosen by us, not drawn "
         "from those that there are. Intervals over them assume that yours is like them. A mean rank also depends on "
         "which methods are ranked.",
-        f"With {', '.join(rare)} there is one federation each: it shows what can happen, not what does"
+        f"Of them, only {', '.join(f'one is with {words}' for words in rare)}: it shows what can happen, not what does"
         + (f". With {', '.join(never)} there is none." if never else "."),
         f"On {shaped} of them (\\*) defaults of methods, ours among them, were chosen. Methods are tuned on each, but "
         "only within grids that contain their defaults.",
