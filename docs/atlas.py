@@ -491,8 +491,8 @@ def list_limits(atlas: Atlas) -> list[str]:
         f"{_count(len(atlas.federations))} federations of {len(sources)} sources were chosen by us, not drawn "
         "from those that there are. Intervals over them assume that yours is like them. A mean rank also depends on "
         "which methods are ranked.",
-        f"Of them, only {', '.join(f'one is with {words}' for words in rare)}: it shows what can happen, not what does"
-        + (f". With {', '.join(never)} there is none." if never else "."),
+        f"Only one federation each has these, and shows what can happen, not what does: {', '.join(rare)}."
+        + (f" None has {', '.join(never)}." if never else ""),
         f"On {shaped} of them (\\*) defaults of methods, ours among them, were chosen. Methods are tuned on each, but "
         "only within grids that contain their defaults.",
         "Three seeds vary initial weights and training on one partition: options are tuned on its validation samples, "
