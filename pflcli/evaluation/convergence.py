@@ -11,6 +11,7 @@ import numpy as np
 from pflcli.core.scores import gain_per_doubling
 from pflcli.evaluation.presentation.conclusion import spell_advice
 
+Curve = tuple[Sequence[int], Sequence[float]]
 _MORE = 4
 """How many times as many rounds a warning advises: two doublings."""
 _MIN_RISE = 0.01
@@ -23,32 +24,31 @@ _MIN_POINTS = 4
 """Least number of measured rounds to fit a line to."""
 
 
-def measure_rise(rounds: Sequence[int], accuracy: Sequence[float], samples: int = 0) -> float | None:
-    """Return the gain of accuracy per doubling of the rounds, measured on a number of ``samples``; None if it is small.
+def measure_rise(curves: Sequence[Curve], samples: int = 0) -> float | None:
+    """Return the mean gain of accuracy of runs per doubling of the rounds; None if it is small.
 
-    It is the slope of a line through accuracy over log2(round), fitted from a quarter of the rounds on to at least four
-    measurements. It is small below one point, below three samples, and below three standard errors.
+    ``curves`` has the measured rounds and accuracies of each run, on ``samples`` of one run. A run's gain is the slope
+    of a line through accuracy over log2(round), fitted from a quarter of its rounds on to at least four measurements.
+    The mean is small below one point, below three samples, and below three standard errors.
     """
-    fitted = gain_per_doubling(np.asarray(rounds, dtype=float), np.asarray(accuracy, dtype=float), _MIN_POINTS)
-    least = max(_MIN_RISE, _MIN_SAMPLES / samples if samples else 0.0)
-    return fitted[0] if fitted is not None and fitted[0] >= least and fitted[0] > _MIN_Z * fitted[1] else None
-
-
-def measure_mean_rise(
-    curves: Sequence[tuple[Sequence[int], Sequence[float]]], samples: int, *, stopped: bool = False
-) -> dict[str, Any] | None:
-    """Return the ``rise`` of the mean accuracy over seeds per doubling, its ``rounds``, and how many are ``advised``.
-
-    ``curves`` has the measured rounds and accuracies of each seed, on ``samples`` of one seed. None if the accuracy was
-    not rising, or if the seeds were measured in different rounds. If runs were ``stopped`` by a number of rounds as
-    ``--patience``, more rounds would not help, and "flat" is advised: it goes on while accuracy rises.
-    """
-    first = list(curves[0][0])
-    if not first or any(list(rounds) != first for rounds, _ in curves):
+    fits = [gain_per_doubling(np.asarray(t, float), np.asarray(values, float), _MIN_POINTS) for t, values in curves]
+    if not (known := [fit for fit in fits if fit is not None]):
         return None
-    risen = measure_rise(first, np.mean([accuracy for _, accuracy in curves], axis=0).tolist(), samples)
-    advised = "flat" if stopped else _MORE * first[-1]
-    return None if risen is None else {"rise": risen, "rounds": first[-1], "advised": advised}
+    slopes, errors = np.array(known).T
+    rise, least = float(slopes.mean()), max(_MIN_RISE, _MIN_SAMPLES / samples if samples else 0.0)
+    return rise if rise >= least and rise > _MIN_Z * np.linalg.norm(errors) / len(known) else None
+
+
+def measure_mean_rise(curves: Sequence[Curve], samples: int, *, stopped: bool = False) -> dict[str, Any] | None:
+    """Return the ``rise`` of ``measure_rise``, the ``rounds`` of the longest run, and how many are ``advised``.
+
+    None if the accuracy was not rising. If runs were ``stopped`` by a number of rounds as ``--patience``, more rounds
+    would not help, and "flat" is advised: it goes on while accuracy rises.
+    """
+    if (risen := measure_rise(curves, samples)) is None:
+        return None
+    last = max(rounds[-1] for rounds, _ in curves if rounds)
+    return {"rise": risen, "rounds": last, "advised": "flat" if stopped else _MORE * last}
 
 
 def is_stopped(settings: Mapping[str, Any], rounds: int) -> bool:

@@ -59,7 +59,7 @@ def _list_runs(items: Sequence[Scored], target: float | None, link: Link | None)
     for item in items:
         groups.setdefault(item.label, []).append(item)
     for group in groups.values():
-        rise = convergence.measure_mean_rise([item.curve for item in group], group[0].validation_samples)
+        rise = convergence.measure_rise([item.curve for item in group], group[0].validation_samples)
         partitions = summary.identify_partitions(group)
         for item in group:
             request, facts = item.artifact.manifest.request, item.artifact.manifest.summary
@@ -71,7 +71,7 @@ def _list_runs(items: Sequence[Scored], target: float | None, link: Link | None)
                 "federation": _describe_partition(client_identity.read_partition(item.artifact)),
                 "partition": partitions[item.seed],
                 "rounds": facts.get("rounds"),
-                "unfinished": None if rise is None else rise["rise"],
+                "unfinished": rise,
                 "reference": int(item.is_reference),
                 "repeats_baseline": int(item.repeats_baseline),
                 **measure_run(item, target, link),

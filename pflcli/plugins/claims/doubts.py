@@ -92,7 +92,7 @@ def _find_unfinished(cell: Cell, runs: Runs) -> list[str]:
     """Return the methods of a setting whose validation accuracy still rose, each with its rise."""
     groups: dict[str, Sequence[Any]] = {name: [*runs.scored[name].values()] for name in _list_methods(cell, runs)}
     rises = {
-        name: convergence.measure_mean_rise([item.curve for item in items], items[0].validation_samples)
+        name: convergence.measure_rise([item.curve for item in items], items[0].validation_samples)
         for name, items in groups.items()
     }
-    return [f"{name} {100 * rise['rise']:+.1f}" for name, rise in rises.items() if rise is not None]
+    return [f"{name} {100 * rise:+.1f}" for name, rise in rises.items() if rise is not None]

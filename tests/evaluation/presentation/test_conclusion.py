@@ -412,6 +412,8 @@ def test_table_shows_the_worst_client_instead_of_the_decile_for_few_clients():
 
 
 ROUNDS = 5 * np.arange(1, 21)
+RISES = ((18, 0.02), (20, 0.04), (19, 0.03))
+"""Numbers of measurements of runs, and what each gains per doubling of the rounds."""
 
 
 @pytest.mark.parametrize(
@@ -429,16 +431,28 @@ ROUNDS = 5 * np.arange(1, 21)
     ],
 )
 def test_measure_rise_is_the_gain_per_doubling_of_the_rounds(accuracy, samples, expected):
-    actual = convergence.measure_rise(ROUNDS[: len(accuracy)], accuracy, samples)
+    actual = convergence.measure_rise([(ROUNDS[: len(accuracy)], accuracy)], samples)
     assert actual == (None if expected is None else pytest.approx(expected))
+
+
+def test_runs_that_end_in_different_rounds_are_each_judged_by_their_own():
+    """The law that a rise is found whatever the rounds in which seeds were measured, as --patience lets them end."""
+    rising = [(ROUNDS[:count].tolist(), (0.5 + gain * np.log2(ROUNDS[:count])).tolist()) for count, gain in RISES]
+    expected = np.mean([gain for _, gain in RISES])
+    assert convergence.measure_rise(rising) == pytest.approx(expected)
+    fact = convergence.measure_mean_rise([*rising, ([], [])], 0)
+    assert fact == {"rise": pytest.approx(expected), "rounds": 100, "advised": 400}
+    flat = [(rounds, np.full(len(rounds), 0.9).tolist()) for rounds, _ in rising]
+    assert convergence.measure_mean_rise(flat, 0) is None
+    assert convergence.measure_mean_rise([rising[0], *flat], 0) is None  # less than a point on average
 
 
 def test_measure_rise_ignores_noise():
     draw, rounds = np.random.default_rng(0), range(1, 31)
-    rises = sum(convergence.measure_rise(rounds, 0.8 + 0.02 * draw.normal(size=30)) is not None for _ in range(300))
+    rises = sum(convergence.measure_rise([(rounds, 0.8 + 0.02 * draw.normal(size=30))]) is not None for _ in range(300))
     assert rises / 300 < 0.01
     line = 0.8 + 0.02 * np.log2(rounds)
-    rises = [convergence.measure_rise(rounds, line + 0.005 * draw.normal(size=30)) for _ in range(100)]
+    rises = [convergence.measure_rise([(rounds, line + 0.005 * draw.normal(size=30))]) for _ in range(100)]
     assert np.mean([rise is not None for rise in rises]) > 0.95
 
 
