@@ -88,9 +88,9 @@ def closest(word: str, known: Iterable[str]) -> str:
 
 def out_of_memory(error: BaseException) -> ComputationError | None:
     """Return the error to show if ``error`` means that memory ran out, on any device; otherwise None."""
-    # PyTorch raises RuntimeErrors: "... can't allocate memory" of a CPU, "CUDA out of memory" of a GPU.
-    text = str(error)
-    if isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text:
+    # RuntimeErrors are PyTorch's of a CPU and of a GPU, and Python's for a thread whose stack does not fit.
+    text, words = str(error), ("allocate memory", "out of memory", "can't start new thread")
+    if isinstance(error, MemoryError) or any(each in text for each in words):
         return ComputationError("out of memory", "fewer --threads, a smaller --batch-size or a smaller --model")
     # Libraries that do not fit into the address space cannot be loaded.
     if isinstance(error, OSError | ImportError) and ("shared object" in text or "failed to map segment" in text):

@@ -964,6 +964,7 @@ def test_wrong_command_line_ends_in_one_error(run_failing_line, case):
         (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), 5, "out of memory"),
         (OSError(28, "No space left on device", "here"), 3, "here: No space left on device"),
         (KeyboardInterrupt(), 130, "interrupted; to resume, run again:\n     pfl partition writers -o 'a b'"),
+        (RuntimeError("can't start new thread"), 5, "out of memory"),  # its stack does not fit
     ],
 )
 @pytest.mark.parametrize("verbose", [False, True])

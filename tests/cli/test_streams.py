@@ -67,7 +67,7 @@ def test_output_that_is_a_link_to_itself_is_an_error(pfl, small, tmp_path):
 @pytest.mark.compiled  # without compiled loops the run fits into so little
 def test_too_little_address_space_is_reported_as_an_error(small, tmp_path):
     done = run_in_bash(
-        f"ulimit -v 700000; {PFL} personalize local {small.p} -o {tmp_path / 'l'} --model mlp --rounds 1"
+        f"ulimit -v 600000; {PFL} personalize local {small.p} -o {tmp_path / 'l'} --model mlp --rounds 1"
     )
     assert done.returncode in (3, 5), done.stderr
     assert "a bug in pfl" not in done.stderr
