@@ -320,7 +320,6 @@ class CompiledChainNetwork(ChainNetwork):
         if not optimizer.is_plain:
             return super().step(models, each, optimizer)
         moved = {name: models[each.moves + name] for name in self.trained}
-        assert all(value.is_contiguous() for value in moved.values())  # so that the arrays share their memory
         batch, rates = each.batch, _rates(optimizer.rate, len(each.batch.x))
         anchor, part, drift, _ = move = self._move(each, optimizer, rates)
         # A step in ``take_steps`` has one rate for gradient and drift.
@@ -350,6 +349,7 @@ class CompiledChainNetwork(ChainNetwork):
     def _take(self, at: Stacked, moved: Stacked, batch: StackedBatch, move: _Move, count: int = 1) -> Tensor:
         """Move the models ``moved`` along gradients at ``at`` and by ``move``; return the losses (a count,)."""
         anchor, part, drift, rates = move
+        assert all(moved[name].is_contiguous() for name in self.trained)  # so that the arrays share their memory
         numbers = batch.x.flatten(2), batch.y, batch.weight
         x, y, weight, part, rates, places = (
             np.repeat(value, count, axis=0)
