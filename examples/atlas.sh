@@ -32,10 +32,9 @@ if ((${#arguments[@]} != 1)); then
   for name in "${names[@]}"; do
     bash "$0" estimate "$name" "${options[@]+"${options[@]}"}" || failed+=("$name")
   done
-  [ "$task" = run ] || exit $((${#failed[@]} > 0))
-  failed=()
+  [ "$task" = run ] && ((${#failed[@]} == 0)) || exit $((${#failed[@]} > 0))
   for name in "${names[@]}"; do
-    bash "$0" "$name" "${options[@]+"${options[@]}"}" || failed+=("$name")
+    bash "$0" "$name" "${options[@]+"${options[@]}"}" || { (($? < 128)) && failed+=("$name") || exit 130; }
   done
   ((${#failed[@]} == 0)) || { echo "not finished: ${failed[*]}" >&2; exit 1; }
   exit

@@ -50,6 +50,7 @@ while (($#)); do
       ;;
     --download) root+=(--download) ;;
     --paper) size=paper ;;
+    -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit ;;
     -*)
       echo "unknown option $1: --out, --root, --download, --weights, --seeds, --paper, --settings, --tune" >&2
       exit 2
