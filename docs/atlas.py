@@ -35,7 +35,7 @@ PAGE = fill.ROOT / "docs" / "atlas.md"
 PICTURE = fill.ROOT / "docs" / "pictures" / "atlas.svg"
 RANKS = fill.RESULTS / "ranks-atlas.csv"
 WRITTEN = "<!-- written by docs/atlas.py, which a test compares with this page -->\n"
-ALONE, FEDAVG = "alone", "fedavg"
+ALONE, FEDAVG, STACK = "alone", "fedavg", "stack"
 _LEVEL = 0.95
 _DRAWS = 9_999
 """Permutations of Friedman's test."""
@@ -55,6 +55,8 @@ class Federation:
     source: str
     shaped: bool
     """whether defaults of methods were chosen on this data"""
+    variants: tuple[str, ...]
+    """our own methods of which variants were compared on this data"""
     runs: pd.DataFrame | None
     clients: pd.DataFrame | None
 
@@ -138,7 +140,8 @@ class Atlas:
             runs, clients = (_find(path.parent / "scores", f"atlas-{name}.{part}.csv") for part in ("runs", "clients"))
             if runs is not None and (missing := {*methods} - {*runs["method"]}):
                 raise ValueError(f"atlas-{name} has no scores of {', '.join(sorted(missing))}")
-            facts = (name, row["about"], tuple(row["shift"]), row["source"], row["shaped"])
+            variants = tuple(row.get("variants", ()))
+            facts = (name, row["about"], tuple(row["shift"]), row["source"], row["shaped"], variants)
             federations.append(Federation(*facts, runs, clients))
         return cls(methods, tuple(table["own"]), tuple(federations))
 
@@ -272,8 +275,8 @@ def write_page(atlas: Atlas) -> str:
         "# Which method where\n",
         WRITTEN,
         f"{_count(len(atlas.methods))} methods on {_count(every).lower()} federations, each tuned by at most eight "
-        "trials on validation samples, trained to the end, and run with three seeds of initial weights and training on "
-        "one partition, by `bash examples/atlas.sh`."
+        "trials on validation samples, trained until twice as many rounds would gain less than a point, and run with "
+        "three seeds of initial weights and training on one partition, by `bash examples/atlas.sh`."
         + (f" **Measured so far: {len(measured)} of {every}**; missing: {', '.join(missing)}.\n" if missing else "\n"),
     ]
     if measured:
@@ -306,20 +309,18 @@ def answer(atlas: Atlas) -> list[str]:
         means = atlas.ranks.mean(axis=0)
         others = len(atlas.methods) - 1
         apart = int((means - means.min() >= _difference(atlas)).sum())
-        many = len({*best})
+        many, ranked = (_count(number).lower() for number in (len({*best}), len(atlas.methods)))
         lines.append(
-            (f"**No method is best everywhere**: {many} are best somewhere. " if many > 1 else "")
+            (f"**No method is best everywhere**: {many} of {ranked} are best somewhere. " if len({*best}) > 1 else "")
             + f"{_show_name(atlas, first)} has the best mean rank over {n} federations, {means.min():.1f} of "
             f"{len(atlas.methods)} "
             f"{_bounds(reach)}. It is shown to be ahead of {apart or 'none'} of the {others} others."
         )
     regrets = atlas.regrets.mean(axis=0)
-    least = atlas.methods[int(regrets.argmin())]
-    worst = int(atlas.column(atlas.regrets, least).argmax())
+    least, second = (atlas.methods[place] for place in np.argsort(regrets, kind="stable")[:2])
     lines.append(
-        f"**If you always take one method**, {_show_name(atlas, least)} costs least: {regrets.min():.1f} points behind "
-        f"the best method on average, and at worst {atlas.column(atlas.regrets, least)[worst]:.1f} "
-        f"({measured[worst].name})."
+        f"**If you always take one method**, {_show_name(atlas, least)} costs least: {_show_regret(atlas, least)}. "
+        f"Next is {_show_name(atlas, second)}: {_show_regret(atlas, second)}."
     )
     alone, fedavg = (atlas.column(atlas.table, name) for name in (ALONE, FEDAVG))
     over_alone = [
@@ -329,7 +330,8 @@ def answer(atlas: Atlas) -> list[str]:
     ]
     lines.append(
         f"**Training alone** with scikit-learn (`alone`) is ahead of FedAvg on {int((alone > fedavg).sum())} of {n} "
-        f"federations, and of every method on {best.count(ALONE) or 'none'}. "
+        f"federations, shown on {sum(_is_shown(ALONE, each) for each in measured)}, and ahead of every method on "
+        f"{best.count(ALONE) or 'none'}. "
         f"On {len(over_alone) or 'none'} the best method is shown to be ahead of it"
         + (f" ({', '.join(over_alone)})." if over_alone else ".")
     )
@@ -352,11 +354,47 @@ def answer(atlas: Atlas) -> list[str]:
             ahead = ", ".join(f"`{name}`" for name, (low, _) in gains_of.items() if low > 0)
             behind = ", ".join(f"`{name}`" for name, (_, high) in gains_of.items() if high < 0)
             lines.append(
-                f"**Our own methods on {each.name}**, which shaped no default, are in the places "
+                f"**Our own methods on {each.name}**, which shaped no default{_list_variants(each)}, are in the places "
                 f"{', '.join(places_of)} of {len(placed)}; shown to be ahead of FedAvg: {ahead or 'none'}; "
                 f"behind it: {behind or 'none'}."
             )
+    if STACK in {name for each in measured for name in each.accuracies}:
+        lines.append(f"**Several methods together**: {compare_stack(atlas)}.")
     return lines
+
+
+def compare_stack(atlas: Atlas) -> str:
+    """Return how the stack of methods does against the best of them by test, on each measured federation."""
+    found = [each for each in atlas.measured if STACK in each.accuracies]
+    best = [max(atlas.methods, key=each.accuracies.__getitem__) for each in found]
+    gained = {each.name: each.gain(STACK, name) for each, name in zip(found, best, strict=True)}
+    ahead = [name for name, (_, (low, _)) in gained.items() if low > 0]
+    behind = [name for name, (_, (_, high)) in gained.items() if high < 0]
+    positive = sum(round(gain, 2) > 0 for gain, _ in gained.values())
+    return (
+        f"`{STACK}` is ahead of the best single method by test on {positive} of {len(found)} federations, "
+        f"shown on {len(ahead)}{_in_brackets(ahead)}, and shown to be behind on {len(behind)}{_in_brackets(behind)}"
+    )
+
+
+def _in_brackets(names: Sequence[str]) -> str:
+    return f" ({', '.join(names)})" if names else ""
+
+
+def _list_variants(federation: Federation) -> str:
+    """Return of which own methods variants were compared on a federation, as a part of a sentence."""
+    names = " and ".join(f"`{name}`" for name in federation.variants)
+    return f" (but variants of {names} were compared on data like {federation.name})" if names else ""
+
+
+def _show_regret(atlas: Atlas, method: str) -> str:
+    """Return how many points a method is behind the best ones: on average, and at worst."""
+    regrets = atlas.column(atlas.regrets, method)
+    worst = int(regrets.argmax())
+    return (
+        f"{regrets.mean():.1f} points behind the best method on average, and at worst {regrets[worst]:.1f} "
+        f"({atlas.measured[worst].name})"
+    )
 
 
 def _show_name(atlas: Atlas, method: str) -> str:
@@ -411,7 +449,7 @@ def _show_table(atlas: Atlas) -> list[str]:
 
 def list_ranks(atlas: Atlas) -> list[list[str]]:
     """Return the rows of ranks and regrets with their intervals, the best method first."""
-    rows = [["method", "mean rank", "95 %", "points behind the best", "95 %", "at worst"]]
+    rows = [["method", "mean rank", "95 % of ranks", "points behind the best", "95 % of points", "at worst"]]
     for name in atlas.by_rank:
         mean, interval = _rank_interval(atlas, name)
         regret, reach = mean_interval(atlas.column(atlas.regrets, name), atlas.sources)
@@ -455,6 +493,7 @@ def _show_own(atlas: Atlas) -> list[str]:
     names = " and ".join(planned)
     if not untouched:
         return [f"Neither {' nor '.join(planned)} is measured yet."]
+    variants = "".join(map(_list_variants, untouched))
     rows = [["federation", "method", "accuracy %", "rank", "over FedAvg", "over training alone"]]
     for each in untouched:
         ranks = dict(zip(atlas.methods, atlas.ranks[atlas.measured.index(each)], strict=True))
@@ -466,7 +505,7 @@ def _show_own(atlas: Atlas) -> list[str]:
             place = f"{ranks[name]:g} of {len(atlas.methods)}" if name in ranks else "-"
             rows.append([each.name, f"`{name}`", f"{each.accuracies[name]:.1f}", place, *cells])
     return [
-        f"Defaults were chosen on other data than {names}. Each interval is that of one gain.\n",
+        f"Defaults were chosen on other data than {names}{variants}. Each interval is that of one gain.\n",
         fill.to_markdown(rows),
     ]
 
@@ -496,8 +535,8 @@ def list_limits(atlas: Atlas) -> list[str]:
         f"On {shaped} of them (\\*) defaults of methods, ours among them, were chosen. Methods are tuned on each, but "
         "only within grids that contain their defaults.",
         "Three seeds vary initial weights and training on one partition: options are tuned on its validation samples, "
-        "some of which would be test samples of another partition. The stations are split by time, which leaves no "
-        "other.",
+        "some of which would be test samples of another partition. The stations and the roles are split by time, which "
+        "leaves no other.",
         "Federations are small, networks have few layers, and time, bytes and privacy are not ranked. The best method "
         "of a federation is the best on its test samples, so that points behind it are slightly too many.",
     ]

@@ -189,14 +189,15 @@ def _list_results(name: str) -> Iterator[str]:
     others: Rows = []
     for path in sorted(fill.RESULTS.glob("*.csv")):
         heading, *rows = fill.read(path)
-        own = [cells for cells in rows if cells[0].partition("@")[0] == name]
+        own = [cells for cells in rows if re.split("[@: ]", cells[0])[0] == name]  # such as `alone (reference)`
         if heading[0] != "method" or path.stem.startswith(_COSTS):
             continue
         link = f"[{path.stem}]({_RESULTS}/{path.name})"
         short = next((columns for columns in _SHORT if columns[0] in heading), None)
         for method, *cells in own:
-            row = dict(zip(heading[1:], cells, strict=True))
             if short:
+                row = dict(zip(heading[1:], cells, strict=True))
+                row[short[2]] = row.get(short[2], "") + _name_baseline(heading, rows, short[2])
                 compared.setdefault(short, []).append([link, f"`{method}`", *(row.get(key) or "-" for key in short)])
             else:  # has columns of its own
                 shown = (f"{of}: {cell}" for of, cell in zip(heading[1:], cells, strict=True) if cell)
@@ -205,6 +206,14 @@ def _list_results(name: str) -> Iterator[str]:
         yield fill.to_markdown([["table", "method", *short], *compared[short]])
     if others:
         yield fill.to_markdown([["table", "method", "results"], *others])
+
+
+def _name_baseline(heading: list[str], rows: Rows, column: str) -> str:
+    """Return what gains of a table are over, if that is not FedAvg: the method whose own gain is zero."""
+    if column not in heading:
+        return ""
+    zeros = [cells[0] for cells in rows if re.fullmatch("0.0+", cells[heading.index(column)])]
+    return f" over `{zeros[0]}`" if zeros and "fedavg" not in zeros else ""
 
 
 def _write_calls() -> str:

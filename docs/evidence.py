@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -85,7 +85,7 @@ _CLIENTS = {
 def write_files() -> dict[Path, str]:
     """Return the pages with what they say now."""
     found = atlas.Atlas.read()
-    texts = {CHOOSING: choose(list_tables(found)), README: "\n".join(f"- {line}" for line in list_evidence(found))}
+    texts = {CHOOSING: choose(found), README: "\n".join(f"- {line}" for line in list_evidence(found))}
     return {page: put(page.read_text(encoding="utf-8"), text) for page, text in texts.items()}
 
 
@@ -106,12 +106,12 @@ def list_tables(found: atlas.Atlas) -> dict[str, list[Table]]:
     }
 
 
-def choose(tables: Mapping[str, Sequence[Table]]) -> str:
+def choose(found: atlas.Atlas) -> str:
     """Return the two tables of docs/choosing.md."""
     rows = [["your clients", "measured on", "first", "FedAvg and training alone", "below training alone", "CSV"]]
-    for shift, of_shift in tables.items():
+    for shift, of_shift in list_tables(found).items():
         rows += [[_CLIENTS[shift], *_describe(table)] for table in of_shift]
-    others = [["if", "then", "CSV"], *([*row] for row in list_constraints())]
+    others = [["if", "then", "CSV"], *([*row] for row in list_constraints(found))]
     parts = [
         "## By how your clients differ",
         fill.to_markdown(rows),
@@ -132,7 +132,7 @@ def _describe(table: Table) -> list[str]:
     return [table.about, first, table.show(atlas.FEDAVG, *alone), below, table.link()]
 
 
-def list_constraints() -> Iterator[tuple[str, str, str]]:
+def list_constraints(found: atlas.Atlas) -> Iterator[tuple[str, str, str]]:
     """Yield the rows of what a constraint leaves: the constraint, what was measured, and the tables."""
     both = (_WRITERS, _FASHION)
     links = ", ".join(table.link() for table in both)
@@ -175,17 +175,8 @@ def list_constraints() -> Iterator[tuple[str, str, str]]:
         f"{later.link()}, {adam.link()}",
     )
 
-    stack = fill.read(fill.RESULTS / "stack.csv")
-    column = stack[0].index("stack - best single by test")
-    differences = [row[column] for row in stack[1:]]
-    bounds = [[float(number) for number in _NUMBER.findall(cell)] for cell in differences]
-    yield (
-        "**several methods** fit",
-        f"`stack` is ahead of the best single method by test on {sum(b[0] > 0 for b in bounds)} of {len(bounds)} "
-        f"federations, shown on {sum(b[1] > 0 for b in bounds)}, and shown to be behind on "
-        f"{sum(b[2] < 0 for b in bounds)}",
-        "[table](results/stack.csv)",
-    )
+    tables = ", ".join(f"[{each.name}](results/atlas-{each.name}.csv)" for each in found.measured)
+    yield "**several methods** fit", atlas.compare_stack(found), tables
 
 
 def _sends_little(table: Table, name: str) -> bool:

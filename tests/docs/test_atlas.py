@@ -79,6 +79,7 @@ def test_bars_join_the_largest_groups_that_do_not_differ(atlas):
 
 _TABLE = {"one": (50.0, 70, 60), "two": (60.0, 80, 61), "three": (90.0, 50, 80)}
 """The accuracies of fedavg, alone and gaussian-head."""
+_BEST = {"one": "alone", "two": "alone", "three": "fedavg"}
 _SHIFT = {"one": (["labels"], "A", True), "two": (["labels"], "A", True), "three": (["features"], "B", False)}
 
 
@@ -112,13 +113,16 @@ def test_ranks_and_regrets_of_a_small_table(atlas, tmp_path):
     assert found.by_rank == ["alone", "gaussian-head", "fedavg"]
     assert found.measured[0].gain("alone", "fedavg") == (pytest.approx(20), pytest.approx((20, 20)))
     lines = " ".join(atlas.answer(found))
-    assert "2 are best somewhere. `alone` has the best mean rank over 3 federations, 1.7 of 3 [1.0, 3.0]. " in lines
-    assert "It is shown to be ahead of none of the 2 others." in lines
     assert (
-        "`gaussian-head` (our own) costs least: 13.0 points behind the best method on average, and at worst 19.0 (two)"
+        "two of three are best somewhere. `alone` has the best mean rank over 3 federations, 1.7 of 3 [1.0, 3.0]. "
         in lines
     )
-    assert "is ahead of FedAvg on 2 of 3 federations, and of every method on 2." in lines
+    assert "It is shown to be ahead of none of the 2 others." in lines
+    assert (
+        "`gaussian-head` (our own) costs least: 13.0 points behind the best method on average, and at worst 19.0 "
+        "(two). Next is `fedavg`: 13.3 points behind the best method on average, and at worst 20.0 (one)."
+    ) in lines
+    assert "is ahead of FedAvg on 2 of 3 federations, shown on 2, and ahead of every method on 2." in lines
     assert "On 1 the best method is shown to be ahead of it (three)" in lines
     assert (
         "**Different classes** (two federations): `alone`, `gaussian-head`, `fedavg`; "
@@ -136,6 +140,28 @@ def test_ranks_and_regrets_of_a_small_table(atlas, tmp_path):
     assert "| labels | one*, two* | `alone` 0.0 | `gaussian-head` 14.5 | `fedavg` 20.0 | 20.0 | 0.0 |" in page
     assert "| three | `gaussian-head` | 80.0 | 2 of 3 | -10.0 [-10.0, -10.0] | +30.0 [+30.0, +30.0] |" in page
     assert f"differ by less than {atlas.critical_difference(3, 2):.1f}" in page
+
+
+def test_stack_is_compared_with_the_best_method_of_each_federation(atlas, tmp_path):
+    """All clients gain alike, so that each difference is shown."""
+    path = write_scores(tmp_path, _TABLE)
+    for name, accuracy in (("one", 75.0), ("two", 80.0), ("three", 88.0)):
+        for part in ("runs", "clients"):
+            scores = pd.read_csv(file := tmp_path / "scores" / f"atlas-{name}.{part}.csv")
+            best = scores[scores["method"] == _BEST[name]]
+            more = (accuracy - max(_TABLE[name])) / 100
+            stack = best.assign(method="stack", accuracy=best["accuracy"] + more)
+            pd.concat([scores, stack]).to_csv(file, index=False)
+    path.write_text(path.read_text(encoding="utf-8").replace("shaped = false", 'shaped = false\nvariants = ["stack"]'))
+    found = atlas.Atlas.read(path)
+    sentence = (
+        "`stack` is ahead of the best single method by test on 1 of 3 federations, shown on 1 (one), and shown to be "
+        "behind on 1 (three)"
+    )
+    assert atlas.compare_stack(found) == sentence
+    page = atlas.write_page(found)
+    assert f"**Several methods together**: {sentence}." in page
+    assert page.count("(but variants of `stack` were compared on data like three)") == 2
 
 
 def test_diagram_has_each_method_at_its_mean_rank_and_the_critical_difference(atlas, tmp_path):

@@ -47,7 +47,7 @@ def test_scores_of_the_atlas_are_read_by_kind_of_shift(evidence, tmp_path, monke
     for name in ("one", "three"):
         shutil.copy(tmp_path / "all-methods-writers.csv", tmp_path / f"atlas-{name}.csv")
     monkeypatch.setattr(evidence.fill, "RESULTS", tmp_path)
-    rows = evidence.choose(evidence.list_tables(found)).splitlines()
+    rows = evidence.choose(found).splitlines()
     assert [row for row in rows if "data one" in row and "(results/atlas-one.csv)" in row]
     assert not [row for row in rows if "have **different classes**" in row and "Fashion-MNIST" in row]
 
