@@ -103,7 +103,7 @@ def train(case: Case, folder: Path, root: Path) -> list[list[tuple[Curve, int]]]
 
 def warns(curve: Curve, samples: int) -> bool:
     """Return whether the rule names this curve."""
-    return convergence.measure_rise(curve[0].tolist(), curve[1].tolist(), samples) is not None
+    return convergence.measure_rise([(curve[0].tolist(), curve[1].tolist())], samples) is not None
 
 
 def warned_before(curve: Curve, samples: int) -> bool:
