@@ -32,7 +32,7 @@ HELD = {
     "lines of the longest function": 59,
     "files that a new kind of task changes": 1,
     "lines outside plug-ins, methods, tasks and datasets": 45_821,
-    "lines of compiled code": 3_525,
+    "lines of compiled code": 3_530,
     "functions run before the first weight changes, pfl personalize": 395,
     "functions run before the first weight changes, simulate": 226,
 }

@@ -171,6 +171,26 @@ def take_step(network, models, each, rate, drift=None):
     return losses
 
 
+@pytest.mark.compiled
+@pytest.mark.parametrize("way", ["own loss", "loss of the task", "descent"])
+def test_compiled_steps_refuse_models_that_they_could_not_change_in_place(way):
+    net, shape = make_mlp()
+    trained = [name for name, _ in net.named_parameters()]
+    network = backend.part("chains").CompiledChainNetwork(linear_chain.layers(net), trained)
+    models = {
+        name: torch.zeros(1, *value.shape).expand(2, *value.shape)
+        for name, value in parameters.copy_params(net).items()
+    }
+    x, y, weight = torch.zeros(2, 4, *shape), torch.zeros(2, 4, dtype=torch.int64), torch.full((2, 4), 0.25)
+    batch = gradients.StackedBatch(x, y, weight, {}, {}, worlds.TASK)
+    loss = partial(linear_loss, torch.ones(2, 4, 3), None) if way == "own loss" else None
+    move = partial(take_step, network, models, gradients.Pass(models, batch, loss), 0.1)
+    if way == "descent":
+        move = partial(network.descend, models, batch, rate=0.1, count=2)
+    with torch.no_grad(), pytest.raises(AssertionError):
+        move()
+
+
 @pytest.mark.parametrize("prefix", ["", "head.", "body."])
 @pytest.mark.parametrize("by", ["logits", "z", "both"])
 @pytest.mark.parametrize("elsewhere", [False, True])

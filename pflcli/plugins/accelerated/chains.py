@@ -308,7 +308,7 @@ class CompiledChainNetwork(ChainNetwork):
         passed = layers, own, outputs.logits.shape[1], inputs[0].view(-1).numpy(), weights, values.numpy()
         by_outputs = by_logits.reshape(-1).numpy(), self._body, _NONE[0] if z is None else z.reshape(-1).numpy()
         none = np.zeros(len(outputs.logits), np.float32)
-        targets = layer_arrays(self._chain, into)
+        targets = self._share_memory(into)
         still = self._none, none, self._none, none
         backward_stack(*passed, *by_outputs, trained, move or still, targets, move is not None)
 
@@ -344,22 +344,27 @@ class CompiledChainNetwork(ChainNetwork):
     ) -> None:
         """Take all steps of a client before those of the next one, see ``StackedNetwork``."""
         part, rates = (_rates(value, len(batch.x)) for value in (rate * lam, rate))
-        self._take(models, models, batch, (layer_arrays(self._chain, anchor or {}), part, self._none, rates), count)
+        moved = {name: models[name] for name in self.trained}
+        self._take(models, moved, batch, (layer_arrays(self._chain, anchor or {}), part, self._none, rates), count)
 
     def _take(self, at: Stacked, moved: Stacked, batch: StackedBatch, move: _Move, count: int = 1) -> Tensor:
         """Move the models ``moved`` along gradients at ``at`` and by ``move``; return the losses (a count,)."""
         anchor, part, drift, rates = move
-        assert all(moved[name].is_contiguous() for name in self.trained)  # so that the arrays share their memory
         numbers = batch.x.flatten(2), batch.y, batch.weight
         x, y, weight, part, rates, places = (
             np.repeat(value, count, axis=0)
             for value in (*(each.contiguous().numpy() for each in numbers), part, rates, np.arange(len(batch.x)))
         )
-        models = self._table(at), layer_arrays(self._chain, at), layer_arrays(self._chain, moved), self._own
+        models = self._table(at), layer_arrays(self._chain, at), self._share_memory(moved), self._own
         losses = np.empty(len(places))
         samples = places, x, scale_labels(batch.task, y), weight, rates
         take_steps(*models, anchor, drift, part, samples, find_loss(batch.task), losses)
         return torch.from_numpy(losses)
+
+    def _share_memory(self, values: Stacked) -> Arrays:
+        """Return arrays for ``values`` that a loop changes, which must be contiguous."""
+        assert all(value.is_contiguous() for value in values.values())
+        return layer_arrays(self._chain, values)
 
     def _move(self, each: Pass, optimizer: Optimizer, rates: NDArray[np.float32]) -> _Move:
         """Return the part of a plain step that is not a gradient, see ``take_steps``."""
