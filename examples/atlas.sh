@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Which method where? Fifteen methods on eleven federations, each tuned, trained to the end, three seeds: docs/atlas.md.
+# Which method where? Fifteen methods on eleven federations, each tuned and trained with three seeds: docs/atlas.md.
 #
 #   bash examples/atlas.sh --root FOLDER --weights FILE             all federations, one after the other
 #   bash examples/atlas.sh NAME... --root FOLDER                    some; two side by side take two cores
@@ -29,13 +29,14 @@ if ((${#arguments[@]} != 1)); then
   done
   read -ra names <<< "${arguments[*]+"${arguments[*]}"}"
   ((${#names[@]})) || read -ra names <<< "$(atlas names)"
-  for name in "${names[@]}"; do
-    bash "$0" estimate "$name" "${options[@]+"${options[@]}"}" || failed+=("$name")
-  done
+  for_each() {
+    for name in "${names[@]}"; do  # 130: Ctrl-C ended it
+      bash "$0" "$@" "$name" "${options[@]+"${options[@]}"}" || { (($? != 130)) && failed+=("$name") || exit 130; }
+    done
+  }
+  for_each estimate
   [ "$task" = run ] && ((${#failed[@]} == 0)) || exit $((${#failed[@]} > 0))
-  for name in "${names[@]}"; do
-    bash "$0" "$name" "${options[@]+"${options[@]}"}" || { (($? < 128)) && failed+=("$name") || exit 130; }
-  done
+  for_each
   ((${#failed[@]} == 0)) || { echo "not finished: ${failed[*]}" >&2; exit 1; }
   exit
 fi
@@ -54,7 +55,7 @@ fi
 pfl partition "${who[@]}" "${root[@]+"${root[@]}"}" --seed "${seeds[0]}" -o "$at/partition" -q
 if [ "${how[*]}" != "$(cat "$at/estimate.words" 2> /dev/null)" ]; then
   command pfl compare "$at/partition" -o "$at/estimate" "${how[@]}" --threads 1 -n --json > "$at/estimate.part" 2> "$at/estimate.log" ||
-    { tail -n 3 "$at/estimate.log" >&2; exit 1; }
+    { status=$?; tail -n 3 "$at/estimate.log" >&2; exit $status; }
   mv "$at/estimate.part" "$at/estimate.json"
   echo "${how[*]}" > "$at/estimate.words"
 fi

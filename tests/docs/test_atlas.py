@@ -349,14 +349,15 @@ compare = "--batch-size 50"
 """
 
 
-def test_script_estimates_stores_and_goes_on_where_it_stopped(tmp_path):
-    (tmp_path / "atlas.toml").write_text(TINY)
-    (tmp_path / "bin").mkdir()
-    for name, line in (("pfl", f'exec {sys.executable} -m pflcli "$@"'), ("python", f'exec {sys.executable} "$@"')):
-        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
-        (tmp_path / "bin" / name).chmod(0o755)
-    env = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    options = ["--settings", str(tmp_path / "atlas.toml"), "--out", str(tmp_path / "runs"), "--seeds", "0"]
+def prepare_script(folder, pfl):
+    """Return a function that runs examples/atlas.sh with a command ``pfl`` of these lines, and what it prints."""
+    (folder / "atlas.toml").write_text(TINY)
+    (folder / "bin").mkdir()
+    for name, lines in (("pfl", pfl), ("python", f'exec {sys.executable} "$@"')):
+        (folder / "bin" / name).write_text(f"#!/bin/sh\n{lines}\n")
+        (folder / "bin" / name).chmod(0o755)
+    env = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    options = ["--settings", str(folder / "atlas.toml"), "--out", str(folder / "runs"), "--seeds", "0"]
 
     def run(*words, code=0):
         line = ["bash", str(ROOT / "examples" / "atlas.sh"), *words, *options]
@@ -364,6 +365,33 @@ def test_script_estimates_stores_and_goes_on_where_it_stopped(tmp_path):
         assert done.returncode == code, done.stderr
         return done.stdout if code == 0 else done.stderr
 
+    return run
+
+
+_FAKE = """case "$*" in
+  *{part}*) echo run >> {runs}; exit {code} ;;
+  partition*) while [ "$1" != -o ]; do shift; done; mkdir -p "$2" ;;
+  *" -n "*) echo '{{"summary": {{"plan": []}}}}' ;;
+esac"""
+
+
+@pytest.mark.parametrize("part", ["partition", '" -n "', "--tune"])
+@pytest.mark.parametrize(("code", "begun"), [(130, 1), (5, 2)])
+def test_script_ends_when_interrupted_and_else_goes_on_with_the_next_federation(tmp_path, part, code, begun):
+    run = prepare_script(tmp_path, _FAKE.format(part=part, runs=tmp_path / "runs.txt", code=code))
+    run(code=130 if code == 130 else 1)
+    assert len((tmp_path / "runs.txt").read_text().split()) == begun
+
+
+def test_script_trains_nothing_if_a_name_is_wrong(tmp_path):
+    run = prepare_script(tmp_path, _FAKE.format(part="--tune", runs=tmp_path / "runs.txt", code=0))
+    assert "no federation 'three'" in run("one", "three", code=1)
+    assert not (tmp_path / "runs.txt").exists()
+    assert "bash examples/atlas.sh NAME..." in run("--help")
+
+
+def test_script_estimates_stores_and_goes_on_where_it_stopped(tmp_path):
+    run = prepare_script(tmp_path, f'exec {sys.executable} -m pflcli "$@"')
     assert "no federation 'three'" in run("three", code=2)
     assert re.findall(r"^(\w+): at most \d+ core-minutes; seconds: ", run("estimate"), flags=re.M) == ["one", "two"]
     assert not [*tmp_path.glob("atlas-*.csv")]
