@@ -56,7 +56,7 @@ class Federation:
     shaped: bool
     """whether defaults of methods were chosen on this data"""
     variants: tuple[str, ...]
-    """our own methods of which variants were compared on this data"""
+    """our own methods of which variants were compared on such data"""
     runs: pd.DataFrame | None
     clients: pd.DataFrame | None
 
@@ -332,8 +332,7 @@ def answer(atlas: Atlas) -> list[str]:
         f"**Training alone** with scikit-learn (`alone`) is ahead of FedAvg on {int((alone > fedavg).sum())} of {n} "
         f"federations, shown on {sum(_is_shown(ALONE, each) for each in measured)}, and ahead of every method on "
         f"{best.count(ALONE) or 'none'}. "
-        f"On {len(over_alone) or 'none'} the best method is shown to be ahead of it"
-        + (f" ({', '.join(over_alone)})." if over_alone else ".")
+        f"On {len(over_alone) or 'none'} the best method is shown to be ahead of it{_in_brackets(over_alone)}."
     )
     for shift in dict.fromkeys(shift for each in measured for shift in each.shift):
         of_shift = [each for each in measured if shift in each.shift]
@@ -530,8 +529,8 @@ def list_limits(atlas: Atlas) -> list[str]:
         f"{_count(len(atlas.federations))} federations of {len(sources)} sources were chosen by us, not drawn "
         "from those that there are. Intervals over them assume that yours is like them. A mean rank also depends on "
         "which methods are ranked.",
-        f"Only one federation each has these, and shows what can happen, not what does: {', '.join(rare)}."
-        + (f" None has {', '.join(never)}." if never else ""),
+        f"These are in one federation each, which shows what can happen, not what does: {', '.join(rare)}."
+        + (f" In none: {', '.join(never)}." if never else ""),
         f"On {shaped} of them (\\*) defaults of methods, ours among them, were chosen. Methods are tuned on each, but "
         "only within grids that contain their defaults.",
         "Three seeds vary initial weights and training on one partition: options are tuned on its validation samples, "

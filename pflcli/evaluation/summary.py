@@ -57,7 +57,7 @@ class ScoredPredictions(Records):
     """the splits that the run learned from"""
     is_transductive: bool = False
     """whether a prediction depends on other test samples of a client"""
-    curve: tuple[Sequence[int], Sequence[float]] = ((), ())
+    curve: convergence.Curve = ((), ())
     """the rounds whose validation accuracy was measured, and these accuracies"""
     validation_samples: int = 0
     """the number of validation samples; 0 if it is unknown"""

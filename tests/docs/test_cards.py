@@ -40,11 +40,17 @@ def test_cards_have_every_row_of_the_tables_of_all_methods():
         with (ROOT / "docs" / "results" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
             rows = [*csv.DictReader(file)]
         for row in rows:
-            method = row["method"].partition("@")[0]
+            method = re.split("[@ ]", row["method"])[0]  # also of references
             if method in METHODS:
                 card = (FOLDER / f"{method}.md").read_text(encoding="utf-8")
                 line = f"[{name}](../results/{name}.csv) | `{row['method']}` | {row['accuracy %']} |"
                 assert line in card, row["method"]
+
+
+def test_cards_name_what_gains_are_over_unless_it_is_fedavg():
+    card = (FOLDER / "prior.md").read_text(encoding="utf-8")
+    assert re.search(r"knn-peers-parts-emnist\.csv\).* over `knn-peers` \|", card)
+    assert not re.search(r"atlas-emnist\.csv\).* over ", card)
 
 
 def test_page_of_calls_has_all_that_methods_use_of_a_run_and_says_what_it_is():
